@@ -1,0 +1,614 @@
+package h1
+
+import (
+	"bytes"
+	"strconv"
+)
+
+// Limits of a message head. nginx allows 4 buffers of 8 KB, Node 16 KB in all,
+// net/http 1 MB; 64 KB holds the longest trace and cookie headers seen.
+const (
+	MaxHead   = 64 << 10 // bytes, start line and fields
+	MaxFields = 128      // fields of one head
+)
+
+// Error says why a message cannot be accepted and which status answers it.
+type Error struct {
+	Status int    // 400, 431, 501 or 505; 502 when an engine's answer is malformed
+	Reason string // for logs and the error body; never quotes the peer's bytes
+}
+
+func (e *Error) Error() string { return "http/1.1: " + e.Reason }
+
+// The errors are values, so that refusing a flood allocates nothing.
+var (
+	errBareLF        = &Error{400, "line ended by a bare LF"}
+	errBareCR        = &Error{400, "CR without LF"}
+	errStartLine     = &Error{400, "malformed start line"}
+	errMethod        = &Error{400, "malformed method"}
+	errTarget        = &Error{400, "malformed request target"}
+	errAbsolute      = &Error{400, "request target is not in origin form"}
+	errConnect       = &Error{400, "CONNECT is not served here"}
+	errVersion       = &Error{505, "HTTP version not supported"}
+	errFold          = &Error{400, "folded header line"}
+	errFieldName     = &Error{400, "malformed header name"}
+	errFieldValue    = &Error{400, "control character in a header value"}
+	errHeadSize      = &Error{431, "request head too large"}
+	errFieldCount    = &Error{431, "too many header fields"}
+	errHost          = &Error{400, "missing, repeated or malformed Host"}
+	errLength        = &Error{400, "malformed or repeated Content-Length"}
+	errBothLengths   = &Error{400, "both Content-Length and Transfer-Encoding"}
+	errCoding        = &Error{501, "transfer coding not supported"}
+	errCodingList    = &Error{400, "malformed Transfer-Encoding"}
+	errCodingVersion = &Error{400, "Transfer-Encoding in HTTP/1.0"}
+	errStatusLine    = &Error{502, "malformed status line"}
+)
+
+// Field is one header field; both parts are slices of the head's buffer, the
+// value without surrounding white space.
+type Field struct{ Name, Value []byte }
+
+// Known is a header field that the path itself acts on, found by one switch
+// while the head is parsed.
+type Known uint8
+
+// Known fields. Everything else is Other and only passed on.
+const (
+	Other Known = iota
+	Host
+	ContentLength
+	TransferEncoding
+	Connection
+	KeepAlive
+	Upgrade
+	TE
+	Trailer
+	Expect
+	ProxyConnection
+	ContentType
+)
+
+// Framing says how a message's body ends.
+type Framing struct {
+	Length  int64 // bytes; 0 no body, -1 not told by a length
+	Chunked bool  // chunked coding, Length is -1
+	// ToEnd: the body lasts until the connection closes (answers only).
+	ToEnd bool
+}
+
+// Request is a request head, parsed in place.
+type Request struct {
+	Method, Target []byte
+	Minor          int // HTTP/1.Minor: 0 or 1
+	Fields         []Field
+	Framing
+	HostValue []byte
+	// Close: the connection ends after this exchange (Connection: close, or
+	// HTTP/1.0 without keep-alive).
+	Close bool
+	// Upgrade is the value of the Upgrade field if Connection lists it.
+	Upgrade []byte
+	// Continue: the client waits for 100 (Continue) before the body.
+	Continue bool
+	// Hop holds the indexes in Fields of hop-by-hop fields (RFC 9110 7.6.1):
+	// bit i for Fields[i].
+	Hop [MaxFields / 64]uint64
+}
+
+// IsHop reports whether Fields[i] is for this connection only.
+func (r *Request) IsHop(i int) bool { return r.Hop[i>>6]&(1<<(i&63)) != 0 }
+
+// Response is an answer's head, parsed in place.
+type Response struct {
+	Status int
+	Minor  int
+	Reason []byte
+	Fields []Field
+	Framing
+	Close       bool
+	Upgrade     []byte
+	ContentType []byte
+	Hop         [MaxFields / 64]uint64
+}
+
+// IsHop reports whether Fields[i] is for this connection only.
+func (r *Response) IsHop(i int) bool { return r.Hop[i>>6]&(1<<(i&63)) != 0 }
+
+// head is what requests and answers have in common while they are parsed.
+type head struct {
+	fields     []Field
+	hop        [MaxFields / 64]uint64
+	length     int64 // -1 none
+	chunked    bool
+	coding     bool // any Transfer-Encoding seen
+	host       []byte
+	hosts      int
+	close      bool
+	keepAlive  bool
+	upgrade    []byte
+	connUpg    bool
+	expect     bool
+	ctype      []byte
+	connection bool
+}
+
+// ParseRequest reads the request head at the start of buf. It returns the
+// number of bytes the head takes (leading empty lines and the final one
+// included), or 0 and no error when more bytes are needed. req is overwritten;
+// its slices point into buf.
+func ParseRequest(buf []byte, req *Request) (int, error) {
+	start := 0
+	// RFC 9112 2.2: ignore empty lines before the request line.
+	for start+1 < len(buf) && buf[start] == '\r' && buf[start+1] == '\n' && start < 8 {
+		start += 2
+	}
+	if start < len(buf) && buf[start] == '\n' {
+		return 0, errBareLF
+	}
+	end, err := headEnd(buf[start:])
+	if end == 0 || err != nil {
+		return 0, err
+	}
+	b := buf[start : start+end]
+	line, rest := cutLine(b)
+	if err := req.parseLine(line); err != nil {
+		return 0, err
+	}
+	h := head{fields: req.Fields[:0], length: -1}
+	err = h.parse(rest)
+	req.Fields, req.Hop = h.fields, h.hop
+	if err != nil {
+		return 0, err
+	}
+	if h.hosts > 1 || req.Minor == 1 && h.hosts == 0 || h.hosts == 1 && !validHost(h.host) {
+		return 0, errHost
+	}
+	if h.coding {
+		switch {
+		case req.Minor == 0:
+			return 0, errCodingVersion
+		case h.length >= 0:
+			return 0, errBothLengths
+		case !h.chunked:
+			return 0, errCoding
+		}
+	}
+	req.Framing = Framing{Length: max(h.length, 0)}
+	if h.chunked {
+		req.Framing = Framing{Length: -1, Chunked: true}
+	}
+	req.HostValue = h.host
+	req.Close = h.close || req.Minor == 0 && !h.keepAlive
+	req.Upgrade = nil
+	if h.connUpg {
+		req.Upgrade = h.upgrade
+	}
+	req.Continue = h.expect && req.Minor == 1
+	return start + end, nil
+}
+
+// ParseResponse reads the head of an answer to a request with the given
+// method. It returns the bytes the head takes, or 0 when more are needed.
+// Malformed answers give an *Error with status 502.
+func ParseResponse(buf []byte, resp *Response, method []byte) (int, error) {
+	end, err := headEnd(buf)
+	if end == 0 || err != nil {
+		return 0, answerError(err)
+	}
+	line, rest := cutLine(buf[:end])
+	if err := resp.parseLine(line); err != nil {
+		return 0, err
+	}
+	h := head{fields: resp.Fields[:0], length: -1}
+	err = h.parse(rest)
+	resp.Fields, resp.Hop = h.fields, h.hop
+	if err != nil {
+		return 0, answerError(err)
+	}
+	if h.coding && (h.length >= 0 || !h.chunked) {
+		return 0, answerError(errBothLengths)
+	}
+	resp.Close = h.close || resp.Minor == 0 && !h.keepAlive
+	resp.ContentType = h.ctype
+	resp.Upgrade = nil
+	if h.connUpg {
+		resp.Upgrade = h.upgrade
+	}
+	// RFC 9112 6.3, in its order.
+	switch {
+	case resp.Status < 200, resp.Status == 204, resp.Status == 304, string(method) == "HEAD":
+		resp.Framing = Framing{}
+	case h.chunked:
+		resp.Framing = Framing{Length: -1, Chunked: true}
+	case h.length >= 0:
+		resp.Framing = Framing{Length: h.length}
+	default:
+		resp.Framing = Framing{Length: -1, ToEnd: true}
+		resp.Close = true
+	}
+	return end, nil
+}
+
+func answerError(err error) error {
+	if e, ok := err.(*Error); ok && e.Status != 502 {
+		return &Error{Status: 502, Reason: e.Reason}
+	}
+	return err
+}
+
+// headEnd finds the empty line that ends a head: the bytes up to and with it,
+// 0 if it has not come yet.
+func headEnd(b []byte) (int, error) {
+	i := bytes.Index(b, crlf2)
+	if i < 0 {
+		if len(b) >= MaxHead {
+			return 0, errHeadSize
+		}
+		// A sender that uses bare LF would never give us the end: say so now.
+		if j := bytes.IndexByte(b, '\n'); j >= 0 && (j == 0 || b[j-1] != '\r') {
+			return 0, errBareLF
+		}
+		return 0, nil
+	}
+	if i+4 > MaxHead {
+		return 0, errHeadSize
+	}
+	return i + 4, nil
+}
+
+var crlf2 = []byte("\r\n\r\n")
+
+// cutLine splits b after its first CRLF; b holds one.
+func cutLine(b []byte) (line, rest []byte) {
+	i := bytes.IndexByte(b, '\n')
+	if i < 1 || b[i-1] != '\r' {
+		return b[:i+1], b[i+1:] // the caller's grammar refuses the LF
+	}
+	return b[:i-1], b[i+1:]
+}
+
+func (r *Request) parseLine(line []byte) error {
+	sp := bytes.IndexByte(line, ' ')
+	if sp <= 0 {
+		return errStartLine
+	}
+	r.Method = line[:sp]
+	for _, c := range r.Method {
+		if !token[c] {
+			return errMethod
+		}
+	}
+	rest := line[sp+1:]
+	sp = bytes.LastIndexByte(rest, ' ')
+	if sp <= 0 {
+		return errStartLine
+	}
+	r.Target = rest[:sp]
+	minor, err := version(rest[sp+1:])
+	if err != nil {
+		return err
+	}
+	r.Minor = minor
+	for _, c := range r.Target {
+		if c <= ' ' || c >= 0x7f {
+			return errTarget
+		}
+	}
+	switch {
+	case string(r.Method) == "CONNECT":
+		return errConnect
+	case r.Target[0] == '/':
+		// A fragment never travels (RFC 9110 7.1).
+		if bytes.IndexByte(r.Target, '#') >= 0 {
+			return errTarget
+		}
+	case len(r.Target) == 1 && r.Target[0] == '*' && string(r.Method) == "OPTIONS":
+	default:
+		return errAbsolute
+	}
+	return nil
+}
+
+func (r *Response) parseLine(line []byte) error {
+	// HTTP/1.1 SP 3DIGIT [ SP reason ]; some engines leave the last SP out.
+	if len(line) < 12 || line[8] != ' ' {
+		return errStatusLine
+	}
+	minor, err := version(line[:8])
+	if err != nil {
+		return errStatusLine
+	}
+	status := 0
+	for _, c := range line[9:12] {
+		if c < '0' || c > '9' {
+			return errStatusLine
+		}
+		status = status*10 + int(c-'0')
+	}
+	if status < 100 || len(line) > 12 && line[12] != ' ' {
+		return errStatusLine
+	}
+	r.Status, r.Minor, r.Reason = status, minor, nil
+	if len(line) > 13 {
+		r.Reason = line[13:]
+		if !validValue(r.Reason) {
+			return errStatusLine
+		}
+	}
+	return nil
+}
+
+// version reads HTTP/1.0 or HTTP/1.1; the name is case-sensitive.
+func version(b []byte) (minor int, err error) {
+	if len(b) != 8 || string(b[:5]) != "HTTP/" || b[6] != '.' ||
+		b[5] < '0' || b[5] > '9' || b[7] < '0' || b[7] > '9' {
+		return 0, errStartLine
+	}
+	if b[5] != '1' || b[7] > '1' {
+		return 0, errVersion
+	}
+	return int(b[7] - '0'), nil
+}
+
+// parse reads the field lines; b ends with the empty line.
+func (h *head) parse(b []byte) error {
+	for {
+		i := bytes.IndexByte(b, '\n')
+		if i < 1 || b[i-1] != '\r' {
+			return errBareLF
+		}
+		line := b[:i-1]
+		b = b[i+1:]
+		if len(line) == 0 {
+			break
+		}
+		if len(h.fields) == MaxFields {
+			return errFieldCount
+		}
+		if line[0] == ' ' || line[0] == '\t' {
+			return errFold
+		}
+		colon := bytes.IndexByte(line, ':')
+		if colon <= 0 {
+			return errFieldName
+		}
+		name := line[:colon]
+		for _, c := range name {
+			if !token[c] {
+				return errFieldName // space before the colon included
+			}
+		}
+		value := trim(line[colon+1:])
+		if !validValue(value) {
+			return errFieldValue
+		}
+		h.fields = append(h.fields, Field{name, value})
+		if k := Lookup(name); k != Other {
+			if err := h.known(k, value); err != nil {
+				return err
+			}
+		}
+	}
+	if h.connection {
+		h.markListed()
+	}
+	return nil
+}
+
+func (h *head) known(k Known, value []byte) error {
+	i := len(h.fields) - 1
+	hop := false
+	switch k {
+	case Host:
+		h.host = value
+		h.hosts++
+	case ContentLength:
+		n, ok := parseLength(value)
+		if !ok || h.length >= 0 {
+			return errLength
+		}
+		h.length = n
+	case TransferEncoding:
+		hop = true
+		if h.coding {
+			return errCodingList
+		}
+		h.coding = true
+		h.chunked = equalFold(value, "chunked")
+		if !h.chunked && bytes.IndexByte(value, ',') < 0 && len(value) == 0 {
+			return errCodingList
+		}
+	case Connection, ProxyConnection:
+		hop, h.connection = true, true
+		if k == ProxyConnection {
+			break
+		}
+		for v := range bytes.SplitSeq(value, comma) {
+			v = trim(v)
+			switch {
+			case equalFold(v, "close"):
+				h.close = true
+			case equalFold(v, "keep-alive"):
+				h.keepAlive = true
+			case equalFold(v, "upgrade"):
+				h.connUpg = true
+			}
+		}
+	case Upgrade:
+		hop = true
+		h.upgrade = value
+	case KeepAlive, TE:
+		hop = true
+	case Expect:
+		h.expect = equalFold(value, "100-continue")
+		hop = h.expect
+	case ContentType:
+		h.ctype = value
+	}
+	if hop {
+		h.hop[i>>6] |= 1 << (i & 63)
+	}
+	return nil
+}
+
+// markListed marks the fields that a Connection field names. End-to-end fields
+// that no sender may list (they frame or address the message) stay.
+func (h *head) markListed() {
+	for _, f := range h.fields {
+		if k := Lookup(f.Name); k != Connection {
+			continue
+		}
+		for v := range bytes.SplitSeq(f.Value, comma) {
+			v = trim(v)
+			switch Lookup(v) {
+			case Host, ContentLength, ContentType, Connection:
+				continue
+			}
+			for j := range h.fields {
+				if bytes.EqualFold(h.fields[j].Name, v) {
+					h.hop[j>>6] |= 1 << (j & 63)
+				}
+			}
+		}
+	}
+}
+
+var comma = []byte(",")
+
+// Lookup tells a known field by its name in any case.
+func Lookup(name []byte) Known {
+	switch len(name) {
+	case 2:
+		if equalFold(name, "te") {
+			return TE
+		}
+	case 4:
+		if equalFold(name, "host") {
+			return Host
+		}
+	case 6:
+		if equalFold(name, "expect") {
+			return Expect
+		}
+	case 7:
+		if equalFold(name, "upgrade") {
+			return Upgrade
+		}
+		if equalFold(name, "trailer") {
+			return Trailer
+		}
+	case 10:
+		if equalFold(name, "connection") {
+			return Connection
+		}
+		if equalFold(name, "keep-alive") {
+			return KeepAlive
+		}
+	case 12:
+		if equalFold(name, "content-type") {
+			return ContentType
+		}
+	case 14:
+		if equalFold(name, "content-length") {
+			return ContentLength
+		}
+	case 16:
+		if equalFold(name, "proxy-connection") {
+			return ProxyConnection
+		}
+	case 17:
+		if equalFold(name, "transfer-encoding") {
+			return TransferEncoding
+		}
+	}
+	return Other
+}
+
+// parseLength reads 1*DIGIT; no sign, no list, no overflow.
+func parseLength(b []byte) (int64, bool) {
+	if len(b) == 0 || len(b) > 18 {
+		return 0, false
+	}
+	var n int64
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	return n, true
+}
+
+// validHost allows what may stand in a Host field: reg-name, IPv4, an IPv6
+// literal in brackets, and a port; empty is allowed by the RFC.
+func validHost(b []byte) bool {
+	for _, c := range b {
+		if !hostByte[c] {
+			return false
+		}
+	}
+	return true
+}
+
+func validValue(b []byte) bool {
+	for _, c := range b {
+		if c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// trim removes optional white space (SP and HTAB) on both sides.
+func trim(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for len(b) > 0 && (b[len(b)-1] == ' ' || b[len(b)-1] == '\t') {
+		b = b[:len(b)-1]
+	}
+	return b
+}
+
+// equalFold compares b with a lower-case ASCII word.
+func equalFold(b []byte, lower string) bool {
+	if len(b) != len(lower) {
+		return false
+	}
+	for i := range b {
+		c := b[i]
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != lower[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// token and hostByte are the grammar's character classes.
+var token, hostByte = func() (t, h [256]bool) {
+	for c := byte('0'); c <= '9'; c++ {
+		t[c], h[c] = true, true
+	}
+	for c := byte('a'); c <= 'z'; c++ {
+		t[c], h[c] = true, true
+		t[c-32], h[c-32] = true, true
+	}
+	for _, c := range []byte("!#$%&'*+-.^_`|~") {
+		t[c] = true
+	}
+	for _, c := range []byte("-._~%!$&'()*+,;=:[]") {
+		h[c] = true
+	}
+	return t, h
+}()
+
+// AppendStatusLine appends an answer's start line with the standard reason
+// left out, as RFC 9112 section 4 allows.
+func AppendStatusLine(b []byte, status int) []byte {
+	b = append(b, "HTTP/1.1 "...)
+	b = strconv.AppendInt(b, int64(status), 10)
+	return append(b, ' ', '\r', '\n')
+}
