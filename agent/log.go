@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"io"
+	"log/slog"
+)
+
+// Keys of log attributes; other packages use the same words.
+const (
+	KeyNode     = "node"
+	KeyBoot     = "boot"
+	KeyMember   = "member"
+	KeyAddr     = "addr"
+	KeyState    = "state"
+	KeyFrom     = "from"
+	KeyReason   = "reason"
+	KeyEngine   = "engine"
+	KeyModels   = "models"
+	KeyErr      = "err"
+	KeyHint     = "hint"
+	KeyTook     = "took"
+	KeyInflight = "inflight"
+	KeyMembers  = "members"
+	KeyVersion  = "version"
+)
+
+// The lines that say why something is not (yet) as it should be. They are a contract with those who alert on logs; the
+// state table of startup_test.go shows each with its cause.
+const (
+	MsgNoGPU         = "GPU memory is unknown"
+	MsgEngineWaiting = "engine does not answer yet; not ready"
+	MsgEngineDown    = "engine stopped answering; not ready"
+	MsgEngineUp      = "engine answers"
+	MsgEngineRestart = "engine was restarted; warming up again"
+	MsgWarmUpFailed  = "warm-up request failed; not ready"
+	MsgWarm          = "warm-up request answered"
+	MsgAlone         = "no other member yet; serving the own engine"
+	MsgJoinFailed    = "cannot join"
+	MsgUDPBlocked    = "member is reachable by TCP but its records do not arrive; is UDP blocked?"
+	MsgNoCommonKey   = "member has no gossip key in common with this agent; serving the own engine"
+	MsgInsecure      = "running without a key: anybody who reaches the gossip and peer ports can join and read prompts"
+	MsgState         = "state"
+	MsgReady         = "ready"
+	MsgListening     = "listening"
+	MsgDraining      = "draining"
+	MsgDrained       = "drained"
+	MsgDrainCut      = "drain timeout is over; breaking off what is left"
+	MsgStopped       = "stopped"
+	MsgConfig        = "configuration"
+)
+
+// NewLogger makes the logger that the configuration asks for.
+func NewLogger(w io.Writer, cfg Config) *slog.Logger {
+	var level slog.Level
+	if level.UnmarshalText([]byte(cfg.LogLevel)) != nil {
+		level = slog.LevelInfo
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if cfg.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
