@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+)
+
+// Names of the metrics. Metrics has help, type and labels of each.
+const (
+	MetricBuildInfo         = "grapevine_build_info"
+	MetricStartTime         = "grapevine_start_time_seconds"
+	MetricReady             = "grapevine_ready"
+	MetricState             = "grapevine_state"
+	MetricWarnings          = "grapevine_warnings"
+	MetricEngineUp          = "grapevine_engine_up"
+	MetricEngineRunning     = "grapevine_engine_running_requests"
+	MetricEngineWaiting     = "grapevine_engine_waiting_requests"
+	MetricEngineKVUsage     = "grapevine_engine_kv_usage_ratio"
+	MetricEngineKVCapacity  = "grapevine_engine_kv_capacity_tokens"
+	MetricEngineReadings    = "grapevine_engine_readings_total"
+	MetricEngineRestarts    = "grapevine_engine_restarts_total"
+	MetricGPUMemoryUsed     = "grapevine_gpu_memory_used_bytes"
+	MetricGPUMemoryTotal    = "grapevine_gpu_memory_total_bytes"
+	MetricInflight          = "grapevine_inflight_requests"
+	MetricPendingTokens     = "grapevine_pending_prompt_tokens"
+	MetricHeld              = "grapevine_held_requests"
+	MetricAccepted          = "grapevine_accepted_requests_total"
+	MetricRequests          = "grapevine_requests_total"
+	MetricPicks             = "grapevine_picks_total"
+	MetricRetries           = "grapevine_retries_total"
+	MetricTTFT              = "grapevine_first_content_seconds"
+	MetricDuration          = "grapevine_request_duration_seconds"
+	MetricPeers             = "grapevine_peers"
+	MetricPeerInflight      = "grapevine_peer_inflight_requests"
+	MetricReportAge         = "grapevine_report_age_seconds"
+	MetricGossipMembers     = "grapevine_gossip_members"
+	MetricGossipHealth      = "grapevine_gossip_health_score"
+	MetricGossipRecords     = "grapevine_gossip_records_total"
+	MetricGoroutines        = "grapevine_goroutines"
+	MetricStatusSubscribers = "grapevine_status_subscribers"
+)
+
+// Metric describes one metric of /metrics.
+type Metric struct {
+	Name   string
+	Type   dto.MetricType
+	Labels []string // names; every label has a bounded number of values
+	Help   string
+}
+
+const (
+	gauge     = dto.MetricType_GAUGE
+	counter   = dto.MetricType_COUNTER
+	histogram = dto.MetricType_HISTOGRAM
+)
+
+// Metrics lists all metrics in the order of /metrics. Unknown values are left out, never zero.
+var Metrics = []Metric{
+	{MetricBuildInfo, gauge, []string{"version", "goversion"}, "Always 1; the labels say what runs."},
+	{MetricStartTime, gauge, nil, "Start of this agent, in seconds since 1970."},
+	{MetricReady, gauge, nil, "1 if the own replica takes requests, else 0."},
+	{MetricState, gauge, []string{"state"}, "1 for the state that the own replica is in, 0 for the others."},
+	{MetricWarnings, gauge, nil, "Warnings on the status page now."},
+	{MetricEngineUp, gauge, nil, "1 if the engine's health page says so, else 0."},
+	{MetricEngineRunning, gauge, nil, "Requests in the engine's batch, by its own metrics."},
+	{MetricEngineWaiting, gauge, nil, "Requests in the engine's queue, by its own metrics."},
+	{MetricEngineKVUsage, gauge, nil, "Share of the engine's KV cache in use, 0 to 1."},
+	{MetricEngineKVCapacity, gauge, nil, "Size of the engine's KV cache in tokens."},
+	{MetricEngineReadings, counter, []string{"outcome"}, "Readings of the engine's metrics page, by outcome: ok, error."},
+	{MetricEngineRestarts, counter, nil, "Restarts of the engine that this agent noticed."},
+	{MetricGPUMemoryUsed, gauge, nil, "Memory in use on the engine's cards, in bytes."},
+	{MetricGPUMemoryTotal, gauge, nil, "Memory of the engine's cards, in bytes."},
+	{MetricInflight, gauge, nil, "Requests that this agent passed to its engine and that have not ended."},
+	{MetricPendingTokens, gauge, nil, "Prompt tokens at the engine whose request has no first token yet, by this agent's count."},
+	{MetricHeld, gauge, nil, "Requests that wait at this agent."},
+	{MetricAccepted, counter, nil, "Requests that this agent accepted for its engine, whoever sent them."},
+	{MetricRequests, counter, []string{"target", "outcome"}, "Requests that entered here and ended, by target (self, peer, none) and outcome."},
+	{MetricPicks, counter, []string{"reason"}, "Choices of a replica, by reason."},
+	{MetricRetries, counter, []string{"outcome"}, "Attempts after the first, by the outcome that made them needed."},
+	{MetricTTFT, histogram, []string{"target"}, "Time from the arrival of a request here to the first content of its answer, in seconds."},
+	{MetricDuration, histogram, []string{"target"}, "Time from the arrival of a request here to the end of its answer, in seconds."},
+	{MetricPeers, gauge, []string{"state"}, "Replicas that this agent knows, itself included, by state."},
+	{MetricPeerInflight, gauge, []string{"peer"}, "Requests sent from here to a replica that have not ended (at most 128 peers)."},
+	{MetricReportAge, gauge, []string{"quantile"}, "Age of the other members' newest records, in seconds (quantiles 0.5 and 1)."},
+	{MetricGossipMembers, gauge, nil, "Members alive, this agent included."},
+	{MetricGossipHealth, gauge, nil, "Own health as membership sees it: 0 is well, above means that this agent answers late."},
+	{MetricGossipRecords, counter, []string{"direction"}, "Load records: sent, received, dropped (bad or old), suppressed (budget)."},
+	{MetricGoroutines, gauge, nil, "Goroutines of this process."},
+	{MetricStatusSubscribers, gauge, nil, "Open pages that follow live."},
+}
+
+// gathering collects samples under the descriptions of Metrics.
+type gathering struct{ families map[string]*dto.MetricFamily }
+
+func newGathering() *gathering { return &gathering{families: map[string]*dto.MetricFamily{}} }
+
+// family returns the family of that name. A name that Metrics lacks is a mistake of ours: every metric has a help text.
+func (g *gathering) family(name string, labels []string) (*dto.MetricFamily, *dto.Metric) {
+	i := slices.IndexFunc(Metrics, func(m Metric) bool { return m.Name == name })
+	if i < 0 || len(labels) != len(Metrics[i].Labels) {
+		panic(fmt.Sprintf("agent: metric %s with labels %v is not in Metrics", name, labels))
+	}
+	f := g.families[name]
+	if f == nil {
+		f = &dto.MetricFamily{Name: new(name), Help: new(Metrics[i].Help), Type: Metrics[i].Type.Enum()}
+		g.families[name] = f
+	}
+	m := &dto.Metric{}
+	for j, l := range Metrics[i].Labels {
+		m.Label = append(m.Label, &dto.LabelPair{Name: new(l), Value: new(labels[j])})
+	}
+	f.Metric = append(f.Metric, m)
+	return f, m
+}
+
+// add adds the value of a gauge or counter.
+func (g *gathering) add(name string, value float64, labels ...string) {
+	f, m := g.family(name, labels)
+	if f.GetType() == counter {
+		m.Counter = &dto.Counter{Value: &value}
+	} else {
+		m.Gauge = &dto.Gauge{Value: &value}
+	}
+}
+
+// write writes all families in Prometheus' text format, in the order of Metrics.
+func (g *gathering) write(w io.Writer, format expfmt.Format) error {
+	enc := expfmt.NewEncoder(w, format)
+	for _, m := range Metrics {
+		if f := g.families[m.Name]; f != nil {
+			if err := enc.Encode(f); err != nil {
+				return fmt.Errorf("metrics: %w", err)
+			}
+		}
+	}
+	if c, ok := enc.(expfmt.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}
+
+// MetricsDocs renders all metrics as a Markdown table.
+func MetricsDocs() string {
+	var b strings.Builder
+	b.WriteString("| Metric | Type | Labels | Meaning |\n|---|---|---|---|\n")
+	for _, m := range Metrics {
+		labels := "–"
+		if len(m.Labels) > 0 {
+			labels = "`" + strings.Join(m.Labels, "`, `") + "`"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.Name, strings.ToLower(m.Type.String()), labels, m.Help)
+	}
+	return b.String()
+}
+
+func bit(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
