@@ -1,0 +1,203 @@
+package proxy
+
+import (
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// Prompts are compared by hashes of their growing prefixes. A block is 512 tokens, taken as 2,048 bytes of
+// prompt text; the hash of a prefix of k blocks is a chain over the k content hashes:
+//
+//	c(0) = F(model, adapter, template arguments, cache_salt)
+//	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits
+//
+// The content hashes h are fast and taken as the body arrives; the chain is closed when the body is whole,
+// because what c(0) covers may stand behind the messages. F's key comes from the cluster key, so that hashes
+// in a digest say nothing to who does not have it: they cannot even check a guess.
+const (
+	blockBytes  = routing.PrefixBlockTokens * 4
+	stripeBytes = 64
+	maxBlocks   = 4096 // 2 million tokens; what lies behind has no hashes
+)
+
+// PrefixSalt is what a cluster's hashes are keyed with. All agents that share digests need the same.
+type PrefixSalt struct {
+	chain [32]byte
+	lanes [4]uint64
+}
+
+// NewPrefixSalt derives a salt from a cluster key. An empty key is allowed (a cluster without one).
+func NewPrefixSalt(key []byte) *PrefixSalt {
+	b, err := hkdf.Key(sha256.New, key, nil, "grapevine prefix hashes v1", 64)
+	if err != nil { // 64 bytes are far below HKDF's limit
+		panic(err)
+	}
+	s := new(PrefixSalt)
+	copy(s.chain[:], b)
+	for i := range s.lanes {
+		s.lanes[i] = binary.LittleEndian.Uint64(b[32+8*i:]) | 1
+	}
+	return s
+}
+
+// next is F: the hash of a prefix from the hash of the one before and its last block.
+func (s *PrefixSalt) next(prev, block uint64) uint64 {
+	var b [48]byte
+	copy(b[:], s.chain[:])
+	binary.LittleEndian.PutUint64(b[32:], prev)
+	binary.LittleEndian.PutUint64(b[40:], block)
+	sum := sha256.Sum256(b[:])
+	return binary.LittleEndian.Uint64(sum[:])
+}
+
+// Session is the salted hash of a session key, for routing.Request.Session; 0 for an empty key only.
+func (s *PrefixSalt) Session(key string) uint64 {
+	if key == "" {
+		return 0
+	}
+	h := blockHash{salt: s}
+	h.reset()
+	h.writeString(key)
+	return max(1, s.next(sessionDomain, h.finish()))
+}
+
+// Domains keep the uses of next apart.
+const (
+	modelDomain   = 0x6d6f64656c
+	sessionDomain = 0x73657373
+)
+
+// blockHash hashes a stream that comes in pieces, block by block. It holds at most one 64-byte stripe of it.
+// A nil salt makes it a mere counter.
+type blockHash struct {
+	salt   *PrefixSalt
+	lanes  [4]uint64
+	n      int // bytes in buf
+	fill   int // bytes of the current block that went into lanes
+	blocks []uint64
+	buf    [stripeBytes]byte
+}
+
+// reset forgets the stream and keeps the memory.
+func (h *blockHash) reset() {
+	h.n, h.fill, h.blocks = 0, 0, h.blocks[:0]
+	if h.salt != nil {
+		h.lanes = h.salt.lanes
+	}
+}
+
+func (h *blockHash) write(p []byte) {
+	if h.salt == nil {
+		return
+	}
+	if h.n > 0 || len(p) < stripeBytes {
+		k := copy(h.buf[h.n:], p)
+		h.n += k
+		p = p[k:]
+		if h.n < stripeBytes {
+			return
+		}
+		h.stripes(h.buf[:])
+		h.n = 0
+	}
+	if whole := len(p) &^ (stripeBytes - 1); whole > 0 {
+		h.stripes(p[:whole])
+		p = p[whole:]
+	}
+	h.n = copy(h.buf[:], p)
+}
+
+// writeString is write without a conversion that allocates.
+func (h *blockHash) writeString(s string) {
+	if h.salt == nil {
+		return
+	}
+	for len(s) > 0 {
+		k := copy(h.buf[h.n:], s)
+		h.n += k
+		s = s[k:]
+		if h.n == stripeBytes {
+			h.stripes(h.buf[:])
+			h.n = 0
+		}
+	}
+}
+
+func (h *blockHash) writeByte(c byte) {
+	if h.salt == nil {
+		return
+	}
+	h.buf[h.n] = c
+	if h.n++; h.n == stripeBytes {
+		h.stripes(h.buf[:])
+		h.n = 0
+	}
+}
+
+func (h *blockHash) writeUint(v uint64) {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], v)
+	for _, c := range b {
+		h.writeByte(c)
+	}
+}
+
+// stripes takes whole stripes and closes blocks on the way.
+func (h *blockHash) stripes(p []byte) {
+	for len(p) > 0 {
+		part := p[:min(len(p), blockBytes-h.fill)]
+		p = p[len(part):]
+		h.fill += len(part)
+		k := &h.salt.lanes
+		l0, l1, l2, l3 := h.lanes[0], h.lanes[1], h.lanes[2], h.lanes[3]
+		for len(part) >= stripeBytes {
+			s := (*[stripeBytes]byte)(part)
+			l0 = mum(binary.LittleEndian.Uint64(s[0:])^k[0], binary.LittleEndian.Uint64(s[8:])^l0)
+			l1 = mum(binary.LittleEndian.Uint64(s[16:])^k[1], binary.LittleEndian.Uint64(s[24:])^l1)
+			l2 = mum(binary.LittleEndian.Uint64(s[32:])^k[2], binary.LittleEndian.Uint64(s[40:])^l2)
+			l3 = mum(binary.LittleEndian.Uint64(s[48:])^k[3], binary.LittleEndian.Uint64(s[56:])^l3)
+			part = part[stripeBytes:]
+		}
+		h.lanes = [4]uint64{l0, l1, l2, l3}
+		if h.fill == blockBytes {
+			if len(h.blocks) < maxBlocks {
+				h.blocks = append(h.blocks, h.sum())
+			}
+			h.fill, h.lanes = 0, h.salt.lanes
+		}
+	}
+}
+
+// sum folds the lanes and the length of the current block.
+func (h *blockHash) sum() uint64 {
+	k := &h.salt.lanes
+	return mum(h.lanes[0]^k[1], h.lanes[1]^k[2]) ^ mum(h.lanes[2]^k[3], h.lanes[3]^k[0]^uint64(h.fill)<<32)
+}
+
+// finish is the hash of what follows the last whole block, with the number of blocks; it ends the stream.
+func (h *blockHash) finish() uint64 {
+	if h.salt == nil {
+		return 0
+	}
+	tail := uint64(h.n)
+	if h.n > 0 {
+		clear(h.buf[h.n:])
+		h.stripes(h.buf[:])
+		h.n = 0
+	}
+	sum := h.sum() ^ tail
+	for _, b := range h.blocks {
+		sum = mum(sum^h.salt.lanes[0], b^h.salt.lanes[1])
+	}
+	return sum
+}
+
+// mum multiplies to 128 bits and folds them, the mixing step of wyhash.
+func mum(a, b uint64) uint64 {
+	hi, lo := bits.Mul64(a, b)
+	return hi ^ lo
+}
