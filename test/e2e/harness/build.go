@@ -26,7 +26,7 @@ func Build(t testing.TB, pkg string) string {
 		return path
 	}
 	if b.dir == "" {
-		dir, err := os.MkdirTemp("", "grapevine-e2e-")
+		dir, err := os.MkdirTemp("", "grapevine-e2e-") //nolint:usetesting // outlives the test that builds first
 		if err != nil {
 			t.Fatal(err)
 		}
