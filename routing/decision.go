@@ -3,10 +3,14 @@ package routing
 // MaxAsk is the most replicas that one decision asks: a fleet of up to 16 is asked whole.
 const MaxAsk = 16
 
+// AskVersion is the lowest protocol version (tag v) of peers that can be asked.
+const AskVersion = 1
+
 // Decision is the result of a pick. The zero value means that nothing can be picked.
 type Decision struct {
 	Peer          *Peer   // nil: none usable, Reason says why
 	Score         float64 // seconds; what Peer was predicted to cost
+	Tokens        int     // prompt tokens that it must compute: what Sent is to be given
 	Reason        Reason
 	RunnerUp      *Peer   // second best; nil = there was none
 	RunnerUpScore float64 // seconds
@@ -17,16 +21,61 @@ type Decision struct {
 	Ask [MaxAsk]*Peer
 	// AskScore is what gossip said, in seconds, by the same index.
 	AskScore [MaxAsk]float64
-	// Reused is how many prompt tokens each is believed to have cached, by the same index.
-	Reused [MaxAsk]int
+	// AskTokens is how many prompt tokens each must compute by what is known, by the same index.
+	AskTokens [MaxAsk]int
 }
 
 // Answer is what an asked replica said.
 type Answer struct {
-	Index int     // index in Decision.Ask
-	Score float64 // seconds, exact, without the round trip
-	OK    bool    // false: it refuses (draining, full); no answer at all = not in the list
+	Index  int     // index in Decision.Ask
+	Score  float64 // seconds, exact, without the round trip
+	Tokens int     // prompt tokens that it must compute, by its own digest
+	OK     bool    // false: it refuses (draining, full). Who did not answer in time is not in the list at all
 }
 
 // Asked returns the replicas to ask.
 func (d *Decision) Asked() []*Peer { return d.Ask[:d.Asks] }
+
+// silence is what a replica that did not answer in time is charged on top of what gossip says, in seconds.
+const silence = 0.010
+
+// Settle chooses between what the asked replicas answered and, for those that did not, what gossip said. Without any
+// answer the first choice stands; if all refuse, Peer is nil and the reason is ReasonAllFull. It allocates nothing.
+func Settle(d *Decision, answers []Answer) Decision {
+	out := *d
+	if len(answers) == 0 || d.Asks == 0 {
+		out.Asks = 0
+		return out
+	}
+	out = Decision{Reason: ReasonAllFull}
+	var seen [MaxAsk]bool
+	take := func(p *Peer, score float64, tokens int, why Reason) {
+		switch {
+		case out.Peer == nil || score < out.Score:
+			out.RunnerUp, out.RunnerUpScore = out.Peer, out.Score
+			out.Peer, out.Score, out.Tokens, out.Reason = p, score, tokens, why
+		case out.RunnerUp == nil || score < out.RunnerUpScore:
+			out.RunnerUp, out.RunnerUpScore = p, score
+		}
+	}
+	for _, a := range answers {
+		if a.Index < 0 || a.Index >= d.Asks {
+			continue
+		}
+		seen[a.Index] = true
+		if p := d.Ask[a.Index]; a.OK {
+			take(p, a.Score+p.roundTrip(), a.Tokens, ReasonAsked)
+		}
+	}
+	inList := false
+	for i, p := range d.Asked() {
+		inList = inList || p == d.Peer
+		if !seen[i] {
+			take(p, d.AskScore[i]+silence, d.AskTokens[i], ReasonBest)
+		}
+	}
+	if d.Peer != nil && !inList {
+		take(d.Peer, d.Score, d.Tokens, d.Reason)
+	}
+	return out
+}

@@ -20,7 +20,7 @@ const (
 	ReasonUnknownModel        // no replica has had the model for ten minutes, and all lists are known: 404
 	ReasonNoModel             // the model is known, or may be, but no usable replica has it now: 503
 	ReasonNoService           // no replica of the model serves this path
-	ReasonTooLong             // the prompt is longer than every replica's context
+	ReasonTooLong             // kept for the number: a prompt too long for all goes to an engine, which says so itself
 	ReasonAllFull             // replicas exist, but all are full or refuse this class: 429
 	ReasonAllTried            // every usable replica was tried
 	ReasonNoneUsable          // all are draining, down, ejected or gone: 503

@@ -1,0 +1,217 @@
+package routing
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// wholeFleet is up to how many replicas of a model all are considered and asked.
+	wholeFleet = MaxAsk
+	// stay is how much better another replica must look before we leave our own, in seconds.
+	stay = 0.005
+	// sticky is what the first owner of a key is favoured by, in seconds, so that later turns meet.
+	sticky = 0.002
+	// randoms is how many random replicas are considered in a large fleet: on stale data more choices hurt.
+	randoms = 4
+	// loneRandoms is the same where all arrivals pass here and our books are exact.
+	loneRandoms = 10
+	// holders is how many holders of the prefix are considered.
+	holders = 3
+)
+
+// auto is the full policy: a few candidates, the score in seconds, stay if our own replica is about as good, else ask.
+type auto struct{ options }
+
+func (*auto) Name() string { return "auto" }
+
+func (a *auto) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Decision {
+	g := s.groupFor(r)
+	if g == nil {
+		return s.none(g, r, now)
+	}
+	c := candidates{s: s, r: r, g: g, now: s.table.clock.tick(now), class: r.class()}
+	var known cachedBlocks
+	if a.digests && len(r.Prefix) > 0 {
+		s.table.index.find(r.Prefix, &known)
+	}
+	owner, worst := -1, levelOK
+	if len(g.entries) <= wholeFleet {
+		worst = c.best(MaxAsk, rnd)
+		if key, ok := a.key(s, r, len(g.entries)); ok {
+			owner, _ = g.ownersOf(key)
+		}
+	} else {
+		if g.panicking(c.now) {
+			worst = levelSoft
+		}
+		owner = a.few(&c, &known, worst, rnd)
+		if c.n == 0 {
+			worst = c.best(MaxAsk, rnd)
+		}
+	}
+	if c.n == 0 {
+		return s.none(g, r, now)
+	}
+	return a.decide(&c, &known, owner, worst, rnd)
+}
+
+// key returns what the rendezvous owners are found by: the first block that is not common to much of the fleet, else
+// the session.
+func (a *auto) key(s *Snapshot, r *Request, members int) (uint64, bool) {
+	switch {
+	case !a.digests:
+		return 0, false
+	case len(r.Prefix) > 0:
+		return r.Prefix[s.table.index.uncommon(r.Prefix, members)], true
+	case r.Session != 0:
+		return r.Session, true
+	}
+	return 0, false
+}
+
+// few fills the list for a large fleet: ourselves, the best holders of the prefix, else its owners, and random ones.
+// It returns the first owner's index.
+func (a *auto) few(c *candidates, known *cachedBlocks, worst level, rnd *rand.Rand) (owner int) {
+	owner = -1
+	if c.s.self != nil {
+		c.add(c.g.indexOf(c.s.self), worst)
+	}
+	for i, n := 0, 0; i < known.best.n() && n < holders; i++ {
+		if p := c.s.table.index.peer(known.best.slots[i]); p != nil && c.add(c.g.indexOf(p), worst) {
+			n++
+		}
+	}
+	if key, ok := a.key(c.s, c.r, len(c.g.entries)); ok {
+		var second int
+		owner, second = c.g.ownersOf(key)
+		c.add(owner, worst)
+		if known.depth == 0 {
+			c.add(second, worst)
+		}
+	}
+	d := randoms
+	if c.s.lone() {
+		d = loneRandoms
+	}
+	c.draw(d, worst, rnd)
+	return owner
+}
+
+// decide scores the candidates, and says whom to take or to ask.
+func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level, rnd *rand.Rand) Decision {
+	s, r := c.s, c.r
+	self, hopeful := -1, 0.0
+	for i := range c.n {
+		x := &c.list[i]
+		blocks, sure := 0, true
+		if len(r.Prefix) > 0 {
+			blocks, sure = s.table.cached(x.peer, r.Prefix, known, c.now)
+		}
+		x.rate(s, uncached(r, blocks), c.now)
+		if x.index == owner {
+			x.score -= sticky
+		}
+		best := x.score
+		if !sure { // nobody told us what it has cached: at best, all
+			y := *x
+			y.rate(s, 1, c.now)
+			best = y.score
+		}
+		if i == 0 || best < hopeful {
+			hopeful = best
+		}
+		if x.peer.self {
+			self = i
+		}
+	}
+	b := c.lowest(rnd)
+	reason := ReasonBest
+	switch {
+	case worst > levelFull:
+		reason = ReasonPanic
+	case c.n == 1:
+		reason = ReasonOnly
+	case c.list[b].peer.self:
+		reason = ReasonSelf
+	case c.list[b].tokens < r.PromptTokens:
+		reason = ReasonPrefix
+	}
+	if self >= 0 && c.n > 1 && worst <= levelFull && c.list[self].score <= hopeful+stay {
+		return c.decision(self, ReasonSelf)
+	}
+	if a.ask == 0 || c.n == 1 {
+		return c.decision(b, reason)
+	}
+	d := c.decision(c.narrow(b, self, owner, rnd), reason)
+	a.askList(c, owner, &d)
+	return d
+}
+
+// narrow returns the choice that stands if nobody answers. With a few candidates that is the best of them; where the
+// whole fleet was scored it is the best of ourselves, the owner, the holders and two random ones, since everybody's
+// argmin over old records is the same replica.
+func (c *candidates) narrow(best, self, owner int, rnd *rand.Rand) int {
+	if len(c.g.entries) > wholeFleet || c.n <= 3 || c.s.lone() {
+		return best
+	}
+	b := -1
+	for i := range c.n {
+		x := &c.list[i]
+		if i != self && x.index != owner && x.tokens >= c.r.PromptTokens {
+			continue
+		}
+		if b < 0 || x.score < c.list[b].score {
+			b = i
+		}
+	}
+	for range 2 {
+		if i := intn(rnd, uint64(c.n)); b < 0 || c.list[i].score < c.list[b].score {
+			b = i
+		}
+	}
+	return b
+}
+
+// decision returns the choice of candidate i without asking, with the best of the others as runner-up.
+func (c *candidates) decision(i int, why Reason) Decision {
+	x := &c.list[i]
+	d := Decision{Peer: x.peer, Score: x.score, Tokens: x.tokens, Reason: why}
+	for k := range c.n {
+		if y := &c.list[k]; k != i && (d.RunnerUp == nil || y.score < d.RunnerUpScore) {
+			d.RunnerUp, d.RunnerUpScore = y.peer, y.score
+		}
+	}
+	return d
+}
+
+// askList names those to ask, best first: in a small fleet all, else the best few, ourselves and the key's first owner.
+func (a *auto) askList(c *candidates, owner int, d *Decision) {
+	for i := 1; i < c.n; i++ {
+		for k := i; k > 0 && c.list[k].score < c.list[k-1].score; k-- {
+			c.list[k], c.list[k-1] = c.list[k-1], c.list[k]
+		}
+	}
+	limit := c.n
+	if len(c.g.entries) > wholeFleet || a.ask != 3 {
+		limit = min(a.ask, c.n)
+	}
+	others := 0
+	for i := range c.n {
+		x := &c.list[i]
+		if i >= limit && !x.peer.self && x.index != owner {
+			continue
+		}
+		if !x.peer.self {
+			if x.peer.member.Load().Version < AskVersion {
+				continue
+			}
+			others++
+		}
+		d.Ask[d.Asks], d.AskScore[d.Asks], d.AskTokens[d.Asks] = x.peer, x.score, x.tokens
+		d.Asks++
+	}
+	if others == 0 {
+		d.Asks = 0
+	}
+}

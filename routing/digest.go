@@ -1,0 +1,246 @@
+package routing
+
+import (
+	"sync"
+)
+
+// Digest is what our own engine has cached, as far as we can tell: an LRU of the chained block hashes of the prompts
+// that went through it, sized to its KV cache. It is safe for concurrent use.
+//
+// Within one prompt the first block counts as used last, so that the deepest blocks of a chain fall out first and
+// whoever holds a block holds all before it.
+type Digest struct {
+	mu       sync.Mutex
+	full     int // blocks that the KV cache has room for
+	capacity int // … and that we believe to last, corrected by what the engine says
+	index    map[uint32]int32
+	nodes    []digestNode
+	free     []int32
+	head     int32 // used last
+	tail     int32
+	seq      uint32
+	added    map[uint32]struct{} // changes that no delta has carried yet
+	dropped  map[uint32]struct{}
+}
+
+type digestNode struct {
+	block      uint32
+	prev, next int32
+}
+
+const noNode int32 = -1
+
+// NewDigest returns an empty digest for an engine with that many tokens of KV cache; 0 = unknown, then 430,000 are
+// assumed, as an 8B model has on an 80 GB card.
+func NewDigest(kvTokens int) *Digest {
+	d := &Digest{}
+	d.reset()
+	d.Resize(kvTokens)
+	return d
+}
+
+const defaultKVTokens = 430_000
+
+// Resize sets the KV capacity in tokens; 0 = unknown.
+func (d *Digest) Resize(kvTokens int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if kvTokens <= 0 {
+		kvTokens = defaultKVTokens
+	}
+	d.full = max(1, kvTokens/PrefixBlockTokens)
+	d.capacity = d.full
+	d.evict()
+}
+
+// Clear forgets all: the engine has restarted.
+func (d *Digest) Clear() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for b := range d.index {
+		d.drop(b)
+	}
+	added, dropped := d.added, d.dropped
+	d.reset()
+	d.added, d.dropped = added, dropped
+}
+
+func (d *Digest) reset() {
+	d.index = map[uint32]int32{}
+	d.nodes, d.free = nil, nil
+	d.head, d.tail = noNode, noNode
+	d.added, d.dropped = map[uint32]struct{}{}, map[uint32]struct{}{}
+}
+
+// Len returns how many blocks it holds.
+func (d *Digest) Len() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.index)
+}
+
+// Match returns how many leading blocks of the prefix are cached.
+func (d *Digest) Match(prefix []uint64) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, b := range prefix {
+		if _, ok := d.index[uint32(b)]; !ok {
+			return i
+		}
+	}
+	return len(prefix)
+}
+
+// Touch notes that a prompt with this prefix went through the engine.
+func (d *Digest) Touch(prefix []uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := len(prefix) - 1; i >= 0; i-- {
+		b := uint32(prefix[i])
+		if n, ok := d.index[b]; ok {
+			d.unlink(n)
+			d.push(n)
+			continue
+		}
+		n := d.node(b)
+		d.index[b] = n
+		d.push(n)
+		if _, ok := d.dropped[b]; ok {
+			delete(d.dropped, b)
+		} else {
+			d.added[b] = struct{}{}
+		}
+	}
+	d.evict()
+}
+
+// Correct compares what we believed with what the engine reported for one request, both in prompt tokens. Where the
+// engine had less, its cache is smaller or busier than we thought: the digest gives up its oldest twentieth. Where we
+// were right it grows back slowly.
+func (d *Digest) Correct(believed, cached int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case believed-cached >= PrefixBlockTokens:
+		d.capacity = max(min(d.full, 16), d.capacity*19/20)
+	case believed > 0:
+		d.capacity = min(d.full, d.capacity+max(1, d.full/400))
+	}
+	d.evict()
+}
+
+// Blocks returns all blocks, used last first, with the sequence number of the newest delta.
+func (d *Digest) Blocks() (blocks []uint32, seq uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	blocks = make([]uint32, 0, len(d.index))
+	for n := d.head; n != noNode; n = d.nodes[n].next {
+		blocks = append(blocks, d.nodes[n].block)
+	}
+	return blocks, d.seq
+}
+
+// Restore fills an empty digest with blocks in the order that Blocks gave: our own last digest, taken back from a peer
+// after a restart of the agent alone.
+func (d *Digest) Restore(blocks []uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := len(blocks) - 1; i >= 0; i-- {
+		if _, ok := d.index[blocks[i]]; ok {
+			continue
+		}
+		n := d.node(blocks[i])
+		d.index[blocks[i]] = n
+		d.push(n)
+		d.added[blocks[i]] = struct{}{}
+	}
+	d.evict()
+}
+
+// Delta takes up to limit changes that no delta has carried yet, new blocks first, and gives them the next sequence
+// number; false = there are none. What does not fit comes with the next one.
+func (d *Digest) Delta(boot uint64, limit int) (Delta, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	limit = min(limit, DeltaMax)
+	if limit <= 0 || len(d.added)+len(d.dropped) == 0 {
+		return Delta{}, false
+	}
+	d.seq++
+	x := Delta{Boot: boot, Seq: d.seq}
+	for b := range d.added {
+		if len(x.Added) == limit {
+			break
+		}
+		x.Added = append(x.Added, b)
+		delete(d.added, b)
+	}
+	for b := range d.dropped {
+		if len(x.Added)+len(x.Dropped) == limit {
+			break
+		}
+		x.Dropped = append(x.Dropped, b)
+		delete(d.dropped, b)
+	}
+	return x, true
+}
+
+// Seq returns the sequence number of the newest delta, for the load record.
+func (d *Digest) Seq() uint32 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.seq
+}
+
+func (d *Digest) evict() {
+	for len(d.index) > d.capacity {
+		d.drop(d.nodes[d.tail].block)
+	}
+}
+
+func (d *Digest) drop(b uint32) {
+	n := d.index[b]
+	d.unlink(n)
+	delete(d.index, b)
+	d.free = append(d.free, n)
+	if _, ok := d.added[b]; ok {
+		delete(d.added, b)
+	} else {
+		d.dropped[b] = struct{}{}
+	}
+}
+
+func (d *Digest) node(b uint32) int32 {
+	if l := len(d.free); l > 0 {
+		n := d.free[l-1]
+		d.free = d.free[:l-1]
+		d.nodes[n].block = b
+		return n
+	}
+	d.nodes = append(d.nodes, digestNode{block: b})
+	return int32(len(d.nodes) - 1)
+}
+
+func (d *Digest) unlink(n int32) {
+	x := d.nodes[n]
+	if x.prev != noNode {
+		d.nodes[x.prev].next = x.next
+	} else {
+		d.head = x.next
+	}
+	if x.next != noNode {
+		d.nodes[x.next].prev = x.prev
+	} else {
+		d.tail = x.prev
+	}
+}
+
+func (d *Digest) push(n int32) {
+	d.nodes[n].prev, d.nodes[n].next = noNode, d.head
+	if d.head != noNode {
+		d.nodes[d.head].prev = n
+	} else {
+		d.tail = n
+	}
+	d.head = n
+}

@@ -1,0 +1,341 @@
+package routing
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// The values of passive ejection. Limits count in small numbers, since one agent sees a few requests a second.
+const (
+	hardInRow    = 3                      // hard failures in a row
+	windowSize   = 20                     // outcomes looked at …
+	windowFor    = tick(30 * time.Second) // … no older than this
+	windowMin    = 5                      // … and no fewer than this
+	windowShare  = 0.5                    // share of failures among them
+	ejectFirst   = 5 * time.Second        // first ejection; each further one doubles it
+	ejectMost    = 60 * time.Second
+	ejectJitter  = 0.2
+	forgiveAfter = tick(60 * time.Second) // good service that takes one doubling back
+	ejectShare   = 0.3                    // of a model's replicas ejected at a time, but always one
+
+	refusedFor  = tick(5 * time.Second) // a refused connection counts as dead, until the next record
+	busyFor     = time.Second           // hold-off of a busy reply without Retry-After
+	busyMost    = 60 * time.Second
+	failFor     = tick(10 * time.Second) // how long a failure counts as wait
+	failSeconds = 5.0                    // … of at least this much
+
+	rampFor   = tick(30 * time.Second) // slow start
+	rampLeast = 0.1
+	rampGood  = 5   // first tokens in time that end it early
+	rampTime  = 1.5 // … within this many times their prediction
+
+	slowFrom  = 1.5 // times slower than the median of peers, from which on the score says so
+	slowEject = 5.0 // … and from which on it is put aside
+	slowMin   = 10  // first tokens seen before that
+	slowFor   = tick(30 * time.Second)
+)
+
+// Values of Peer.trial.
+const (
+	trialNone    = iota
+	trialWaiting // the ejection is over, or will be: the next request is the trial
+	trialRunning // it is under way; nothing else is sent
+)
+
+// health is what we saw of a peer ourselves. The peer's lock guards it.
+type health struct {
+	state State
+	since tick
+	why   string
+
+	streak       int // hard failures in a row
+	window       [windowSize]outcomeAt
+	windowN      int
+	ejections    int // in a row; the doubling
+	ejectedUntil tick
+	ejectedSlow  bool
+
+	firsts  [32]float64 // newest times to first token, s
+	firstsN int
+	ramping int // first tokens in time during slow start
+
+	slow   float64 // EWMA of time to first token against its prediction
+	slowN  int
+	slowAt tick
+}
+
+type outcomeAt struct {
+	at   tick
+	hard bool
+}
+
+// judge takes the end of one request; the lock is held.
+func (p *Peer) judge(o Outcome, now tick) {
+	trial := p.trial.Load() == trialRunning
+	switch {
+	case o == OutcomeOK:
+		p.streak = 0
+		p.window[p.windowN%windowSize] = outcomeAt{now, false}
+		p.windowN++
+		if trial {
+			p.readmit(now)
+		}
+	case o.Hard():
+		p.streak++
+		p.window[p.windowN%windowSize] = outcomeAt{now, true}
+		p.windowN++
+		p.failWait.Store(math.Float64bits(max(failSeconds, p.p95())))
+		p.failUntil.Store(int64(now + failFor))
+		if o == OutcomeRefused {
+			p.deadUntil.Store(int64(now + refusedFor))
+		}
+		if trial || p.streak >= hardInRow || p.failing(now) {
+			p.eject(now, false)
+		}
+	default:
+		if trial { // says nothing about the replica: the next one is the trial
+			p.trial.Store(trialWaiting)
+		}
+		if o == OutcomeBusy {
+			p.holdOff(busyFor, now)
+		}
+	}
+	p.refresh(now)
+}
+
+// failing reports whether at least half of the newest outcomes are hard failures.
+func (p *Peer) failing(now tick) bool {
+	n, bad := 0, 0
+	for _, w := range p.window[:min(p.windowN, windowSize)] {
+		if now-w.at <= windowFor {
+			n++
+			if w.hard {
+				bad++
+			}
+		}
+	}
+	return n >= windowMin && float64(bad) >= windowShare*float64(n)
+}
+
+// eject puts the replica aside for a time, unless too many of a model's replicas are aside already.
+func (p *Peer) eject(now tick, slow bool) {
+	if now < p.ejectedUntil {
+		return
+	}
+	if !p.table.mayEject(p, now) {
+		p.trial.Store(trialNone)
+		return
+	}
+	if p.ejections > 0 {
+		p.ejections -= min(p.ejections, int((now-p.ejectedUntil)/forgiveAfter))
+	}
+	p.ejections++
+	d := ejectionTime(p.ejections, mix(p.boot^uint64(now)))
+	p.ejectedUntil, p.ejectedSlow = now+tick(d), slow
+	p.softUntil.Store(max(p.softUntil.Load(), int64(p.ejectedUntil)))
+	p.trial.Store(trialWaiting)
+	p.streak, p.windowN = 0, 0
+	p.slowN = 0
+}
+
+// ejectionTime returns the k-th ejection's time: 5 s × 2^(k−1), at most 60 s, ± 20 % by random.
+func ejectionTime(k int, random uint64) time.Duration {
+	d := ejectMost
+	if k <= 4 {
+		d = min(ejectMost, ejectFirst<<(k-1))
+	}
+	u := float64(random>>11)/(1<<53)*2 - 1
+	return time.Duration(float64(d) * (1 + ejectJitter*u))
+}
+
+// mayEject reports whether p may be put aside: in every model's group at most max(1, 30 %) are, and never the last
+// usable one.
+func (t *Table) mayEject(p *Peer, now tick) bool {
+	s := t.snap.Load()
+	fits := func(g *group) bool {
+		aside, usable, in := 0, 0, false
+		for i := range g.entries {
+			q := g.entries[i].peer
+			if q == p {
+				in = true
+				continue
+			}
+			switch l := q.level(q.view.Load(), now, 1); {
+			case now < tick(q.softUntil.Load()):
+				aside++
+			case l <= levelFull:
+				usable++
+			}
+		}
+		return !in || usable > 0 && aside+1 <= max(1, int(ejectShare*float64(len(g.entries))))
+	}
+	if l := p.models.Load(); l != nil && len(l.models) > 0 {
+		for _, m := range l.models {
+			if g := s.models[m.ID]; g != nil && !fits(g) {
+				return false
+			}
+		}
+		return true
+	}
+	return fits(s.all)
+}
+
+// readmit ends the trial and begins slow start; the lock is held.
+func (p *Peer) readmit(now tick) {
+	p.trial.Store(trialNone)
+	p.rampFrom.Store(int64(now))
+	p.ramping = 0
+	p.failUntil.Store(int64(never))
+}
+
+// HoldOff takes the replica out for as long as its busy reply asked for (Retry-After; 0 = 1 s, at most 60 s). It is
+// no failure. Call it besides Done(OutcomeBusy) where the reply names a time.
+func (p *Peer) HoldOff(d time.Duration, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.holdOff(d, p.table.clock.tick(now))
+}
+
+func (p *Peer) holdOff(d time.Duration, now tick) {
+	if d <= 0 {
+		d = busyFor
+	}
+	p.softUntil.Store(max(p.softUntil.Load(), int64(now+tick(min(d, busyMost)))))
+}
+
+// heard takes note of a new record; the lock is held.
+func (p *Peer) heard(v *view, now tick) {
+	p.deadUntil.Store(int64(never))
+	p.refresh(now)
+}
+
+// penalty returns how many seconds of wait a recent failure counts as.
+func (p *Peer) penalty(now tick) float64 {
+	if now < tick(p.failUntil.Load()) {
+		return math.Float64frombits(p.failWait.Load())
+	}
+	return 0
+}
+
+// p95 returns the 95th percentile of the newest times to first token, in seconds.
+func (p *Peer) p95() float64 {
+	n := min(p.firstsN, len(p.firsts))
+	if n == 0 {
+		return 0
+	}
+	x := p.firsts
+	slices.Sort(x[:n])
+	return x[(n-1)*95/100]
+}
+
+// ramp returns the slow-start share, 0.1 … 1.
+func (p *Peer) ramp(v *view, s *Snapshot, now tick) float64 {
+	since := tick(p.rampFrom.Load())
+	if v != nil {
+		since = max(since, v.readyAt)
+	}
+	if since == never || now-since >= rampFor || since <= tick(p.rampEnded.Load()) || s.table.rampOff.Load() {
+		return 1
+	}
+	return max(rampLeast, float64(now-since)/float64(rampFor))
+}
+
+// slowFactor returns how many times slower than predicted the replica is, against the median of peers; 1 = as they.
+func (p *Peer) slowFactor() float64 {
+	if f := p.slowness.Load(); f != 0 {
+		return math.Float64frombits(f)
+	}
+	return 1
+}
+
+// Observe takes a request's time to first token with what was predicted for it (Decision.Score at the send). It feeds
+// the slowness, the early end of slow start, what a failure counts as, and the ewma policy.
+func (p *Peer) Observe(predicted, actual time.Duration, now time.Time) {
+	at := p.table.clock.tick(now)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.firsts[p.firstsN%len(p.firsts)] = actual.Seconds()
+	p.firstsN++
+	p.late(actual.Seconds(), at)
+	ratio := actual.Seconds() / max(predicted.Seconds(), 0.001)
+	if ratio <= rampTime {
+		if p.ramping++; p.ramping >= rampGood && tick(p.rampEnded.Load()) < at-rampFor {
+			p.rampEnded.Store(int64(at))
+		}
+	}
+	if p.slowN == 0 || at-p.slowAt > slowFor {
+		p.slow, p.slowN = ratio, 0
+	}
+	p.slowN++
+	p.slowAt = at
+	p.slow += max(0.1, 1/float64(p.slowN)) * (min(ratio, 100) - p.slow)
+}
+
+// setSlowness compares each replica's slowness with the median; at most once a second, with the table's lock held.
+func (t *Table) setSlowness(now tick) {
+	var ratios []float64
+	ramping, known := 0, 0
+	for _, p := range t.peers {
+		p.mu.Lock()
+		if p.slowN >= windowMin && now-p.slowAt <= slowFor {
+			ratios = append(ratios, p.slow)
+		}
+		p.mu.Unlock()
+		v := p.view.Load()
+		if v == nil || v.level >= levelDead {
+			continue
+		}
+		known++
+		if since := max(v.readyAt, tick(p.rampFrom.Load())); since != never && now-since < rampFor {
+			ramping++
+		}
+	}
+	t.rampOff.Store(ramping*2 > known)
+	median := 0.0
+	if len(ratios) >= 3 {
+		slices.Sort(ratios)
+		median = max(0.01, ratios[len(ratios)/2])
+	}
+	for _, p := range t.peers {
+		p.mu.Lock()
+		f := 0.0
+		if median > 0 && p.slowN >= windowMin && now-p.slowAt <= slowFor {
+			f = p.slow / median
+		}
+		switch {
+		case f >= slowEject && p.slowN >= slowMin:
+			p.eject(now, true)
+			p.refresh(now)
+			fallthrough
+		case f >= slowFrom:
+			p.slowness.Store(math.Float64bits(min(f, 2*slowEject)))
+		default:
+			p.slowness.Store(0)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// Suspicion counts a replica's own engine's hard failures over all entries, for its agent: three in a row make it
+// suspect until a request succeeds or ten seconds have passed. The zero value is ready; the caller locks.
+type Suspicion struct {
+	streak int
+	until  time.Time
+}
+
+// Note takes one outcome at the own engine and reports whether it is suspect now.
+func (s *Suspicion) Note(o Outcome, now time.Time) bool {
+	switch {
+	case o == OutcomeOK:
+		s.streak, s.until = 0, time.Time{}
+	case o.Hard():
+		if s.streak++; s.streak >= hardInRow {
+			s.until = now.Add(time.Duration(failFor))
+		}
+	}
+	return s.Suspect(now)
+}
+
+// Suspect reports whether the engine is suspect at now.
+func (s *Suspicion) Suspect(now time.Time) bool { return now.Before(s.until) }
