@@ -5,8 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -69,20 +70,21 @@ func (s *Stage) LlamaCpp(n int) *Engine {
 }
 
 // llamaDir is where test/engines/install.sh left the server and the model. Without them the test fails, unless the
-// installer has found out that there can be none here and the caller passes its reason on.
+// installer has found out that there can be none here: then the test is skipped with its reason.
 func llamaDir(t testing.TB) string {
 	t.Helper()
-	if reason := os.Getenv("E2E_NO_LLAMACPP"); reason != "" {
-		t.Skipf("no llama.cpp on this machine: %s", reason)
+	cmd := exec.Command("bash", filepath.Join(Root(t), "test", "engines", "install.sh"), "--dir", "llamacpp")
+	var reason bytes.Buffer
+	cmd.Stderr = &reason
+	out, err := cmd.Output()
+	switch {
+	case err == nil:
+		return strings.TrimSpace(string(out))
+	case cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == 3:
+		t.Skipf("no llama.cpp on this machine: %s", bytes.TrimSpace(reason.Bytes()))
 	}
-	dir := os.Getenv("E2E_LLAMACPP_DIR")
-	if dir == "" {
-		dir = filepath.Join(CacheDir(), "engines", "current-llamacpp")
-	}
-	if _, err := os.Stat(filepath.Join(dir, "llama-server")); err != nil {
-		t.Fatalf("no llama.cpp: %v; run test/engines/install.sh llamacpp", err)
-	}
-	return dir
+	t.Fatalf("no llama.cpp: %v: %s", err, bytes.TrimSpace(reason.Bytes()))
+	return ""
 }
 
 // waitHealthy waits for 200 on /health.
