@@ -1,0 +1,173 @@
+package gossip
+
+import (
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// Limits for records whose sender is no member yet. A record may overtake the news that its sender joined.
+const (
+	maxParked    = 256
+	parkedFor    = 5 * time.Second
+	silentAfter  = 3 // heartbeats
+	silentMargin = 200 * time.Millisecond
+)
+
+// heard orders the records by boot id and sequence, parks those of boot ids that are no members yet, and knows who has
+// been silent for too long. It holds one entry a member and at most 256 parked records.
+type heard struct {
+	heartbeat time.Duration // what a member is expected to keep before its first record says more
+
+	mu     sync.Mutex
+	voices map[uint64]*voice
+	parked map[uint64]parkedRecord
+}
+
+// voice is what we know of the records of one boot id.
+type voice struct {
+	member    bool // alive by the member list, and delivered
+	any       bool // at least one record came
+	goodbye   bool
+	seq       uint32
+	at        time.Time // last record, or the join
+	heartbeat time.Duration
+}
+
+type parkedRecord struct {
+	r  routing.Report
+	at time.Time
+}
+
+// verdict is what becomes of a record.
+type verdict uint8
+
+const (
+	verdictNew verdict = iota
+	verdictOld         // duplicate or older
+	verdictParked
+	verdictFull // no room to park it
+)
+
+func newHeard(heartbeat time.Duration) *heard {
+	return &heard{heartbeat: heartbeat, voices: make(map[uint64]*voice), parked: make(map[uint64]parkedRecord)}
+}
+
+// take decides about a record that arrived at now.
+func (h *heard) take(r *routing.Report, now time.Time) verdict {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.voices[r.Boot]
+	if v == nil || !v.member {
+		return h.park(v, r, now)
+	}
+	if v.any && int32(r.Seq-v.seq) <= 0 {
+		return verdictOld
+	}
+	v.note(r, now)
+	return verdictNew
+}
+
+func (v *voice) note(r *routing.Report, now time.Time) {
+	v.any, v.seq, v.at, v.goodbye = true, r.Seq, now, r.Goodbye
+	if r.Heartbeat > 0 {
+		v.heartbeat = r.Heartbeat
+	}
+}
+
+func (h *heard) park(v *voice, r *routing.Report, now time.Time) verdict {
+	if v != nil && v.any && int32(r.Seq-v.seq) <= 0 {
+		return verdictOld // a failed member's old record revives nobody
+	}
+	old, ok := h.parked[r.Boot]
+	if ok && int32(r.Seq-old.r.Seq) <= 0 {
+		return verdictOld
+	}
+	if !ok && len(h.parked) >= maxParked {
+		for boot, p := range h.parked {
+			if now.Sub(p.at) >= parkedFor {
+				delete(h.parked, boot)
+			}
+		}
+		if len(h.parked) >= maxParked {
+			return verdictFull
+		}
+	}
+	h.parked[r.Boot] = parkedRecord{r: *r, at: now}
+	return verdictParked
+}
+
+// join makes a boot id a member and returns its parked record, if one is fresh enough. Its age grows by the time it lay here.
+func (h *heard) join(boot uint64, now time.Time) (routing.Report, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.voices[boot]
+	if v == nil {
+		v = &voice{heartbeat: h.heartbeat}
+		h.voices[boot] = v
+	}
+	if v.member {
+		return routing.Report{}, false
+	}
+	v.member, v.at, v.goodbye = true, now, false
+	p, ok := h.parked[boot]
+	delete(h.parked, boot)
+	if !ok || now.Sub(p.at) >= parkedFor || (v.any && int32(p.r.Seq-v.seq) <= 0) {
+		return routing.Report{}, false
+	}
+	v.note(&p.r, now)
+	p.r.Age += now.Sub(p.at)
+	return p.r, true
+}
+
+// part keeps the sequence of a member that left or failed, so that its late records change nothing; forget drops it.
+func (h *heard) part(boot uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if v := h.voices[boot]; v != nil {
+		v.member = false
+	}
+}
+
+func (h *heard) forget(boot uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.voices, boot)
+	delete(h.parked, boot)
+}
+
+// silent returns the members that said nothing for more than 3 of their heartbeats.
+func (h *heard) silent(now time.Time) []uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var boots []uint64
+	for boot, v := range h.voices {
+		if v.member && !v.goodbye && now.Sub(v.at) > silentAfter*v.heartbeat+silentMargin {
+			boots = append(boots, boot)
+		}
+	}
+	return boots
+}
+
+// strangers counts parked records that wait for at least d: their senders are members that we lack.
+func (h *heard) strangers(d time.Duration, now time.Time) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := 0
+	for boot, p := range h.parked {
+		switch age := now.Sub(p.at); {
+		case age >= parkedFor:
+			delete(h.parked, boot)
+		case age >= d:
+			n++
+		}
+	}
+	return n
+}
+
+func (h *heard) numParked() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.parked)
+}

@@ -1,0 +1,345 @@
+package gossip
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Times of joining.
+const (
+	joinFanout   = 3 // seeds asked at a time
+	joinFirstGap = 250 * time.Millisecond
+	joinMaxGap   = 5 * time.Second // while alone
+	rejoinEvery  = 60 * time.Second
+	resolveLimit = 3 * time.Second
+	exchangeGap  = time.Second // between two exchanges that still brought news
+	maxExchanges = 10
+	strangerAge  = time.Second // a record of a member that we lack, this old, is worth an exchange
+	maxStranger  = 30 * time.Second
+	joinWarnGap  = 10 * time.Minute // between two warnings about one seed
+)
+
+// settleAt are the times after the first join at which the member list is compared with another member's. An alive
+// message is sent few times while the joiner's idea of the cluster is small, so some members may have missed it.
+var settleAt = [...]time.Duration{2 * time.Second, 5 * time.Second}
+
+// joiner finds the cluster and stays in touch with the seeds. It never blocks anything: all it can do is warn.
+type joiner struct {
+	n        *Node
+	seeds    []string
+	port     uint16 // where a seed names none
+	resolver Resolver
+
+	mu   sync.Mutex
+	bad  map[string]string // seed → why nothing behind it answered last time
+	warn map[string]time.Time
+}
+
+// ParseJoin checks a list of seeds: host[:port] or srv+name. The error names the entry.
+func ParseJoin(list []string) error {
+	for _, s := range list {
+		if _, _, _, err := parseSeed(s, DefaultPort); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseSeed splits a seed into host and port, or the name of an SRV record.
+func parseSeed(s string, port uint16) (host string, p uint16, srv bool, err error) {
+	if name, ok := strings.CutPrefix(s, "srv+"); ok {
+		if name == "" || strings.ContainsAny(name, ":/ ") {
+			return "", 0, false, fmt.Errorf("join address %q: want srv+name", s)
+		}
+		return name, 0, true, nil
+	}
+	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
+		return a.String(), port, false, nil // also a bare IPv6 address
+	}
+	host = s
+	if h, ps, err := net.SplitHostPort(s); err == nil {
+		n, err := strconv.ParseUint(ps, 10, 16)
+		if err != nil || n == 0 {
+			return "", 0, false, fmt.Errorf("join address %q: port %q is not 1 to 65535", s, ps)
+		}
+		host, port = h, uint16(n)
+	}
+	if host == "" || strings.ContainsAny(host, ":/ ") {
+		return "", 0, false, fmt.Errorf("join address %q: want host, host:port or srv+name", s)
+	}
+	return host, port, false, nil
+}
+
+// lookup resolves a seed to all its addresses.
+func (j *joiner) lookup(ctx context.Context, seed string) ([]string, error) {
+	host, port, srv, err := parseSeed(seed, j.port)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	defer cancel()
+	if !srv {
+		return j.lookupHost(ctx, host, port)
+	}
+	_, recs, err := j.resolver.LookupSRV(ctx, "", "", host)
+	if err != nil {
+		return nil, fmt.Errorf("does not resolve: %w", err)
+	}
+	var out []string
+	for _, r := range recs {
+		as, lerr := j.lookupHost(ctx, strings.TrimSuffix(r.Target, "."), r.Port)
+		if lerr != nil {
+			err = lerr
+			continue
+		}
+		out = append(out, as...)
+	}
+	if len(out) > 0 {
+		err = nil
+	}
+	return out, err
+}
+
+func (j *joiner) lookupHost(ctx context.Context, host string, port uint16) ([]string, error) {
+	if a, err := netip.ParseAddr(host); err == nil {
+		return []string{netip.AddrPortFrom(a.Unmap(), port).String()}, nil
+	}
+	as, err := j.resolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, fmt.Errorf("does not resolve: %w", err)
+	}
+	out := make([]string, 0, len(as))
+	for _, a := range as {
+		out = append(out, netip.AddrPortFrom(a.Unmap(), port).String())
+	}
+	return out, nil
+}
+
+// run joins until ctx ends.
+func (j *joiner) run(ctx context.Context) {
+	gap := joinFirstGap
+	var settle []time.Time
+	exchanges := 0
+	strangerGap, strangerNext := 2*strangerAge, time.Now()
+	next := time.Now() // of a look at the seeds
+	for {
+		now := time.Now()
+		if !now.Before(next) && len(j.seeds) > 0 {
+			alone := j.alone()
+			joined := j.visit(ctx)
+			now = time.Now()
+			switch {
+			case joined && alone:
+				for _, d := range settleAt {
+					settle = append(settle, now.Add(d))
+				}
+				exchanges = 0
+				fallthrough
+			case !j.alone():
+				gap, next = joinFirstGap, now.Add(jitter(rejoinEvery))
+			default:
+				next = now.Add(jitter(gap))
+				gap = min(2*gap, joinMaxGap)
+			}
+		}
+		if len(settle) > 0 && !now.Before(settle[0]) {
+			settle = settle[1:]
+			if exchanges < maxExchanges && j.exchange() {
+				exchanges++
+				settle = slices.Insert(settle, 0, time.Now().Add(exchangeGap))
+			}
+		}
+		if now = time.Now(); !now.Before(strangerNext) {
+			strangerNext = now.Add(strangerAge)
+			if j.n.heard.strangers(strangerAge, now) == 0 {
+				strangerGap = 2 * strangerAge
+			} else if !j.alone() {
+				// Somebody sends us records and we do not know him: our member list lacks somebody.
+				j.exchange()
+				strangerNext = time.Now().Add(jitter(strangerGap))
+				strangerGap = min(2*strangerGap, maxStranger)
+			}
+		}
+		wait := strangerNext.Sub(now)
+		if len(j.seeds) > 0 {
+			wait = min(wait, next.Sub(now))
+		}
+		if len(settle) > 0 {
+			wait = min(wait, settle[0].Sub(now))
+		}
+		if !sleep(ctx, max(wait, time.Millisecond)) {
+			return
+		}
+	}
+}
+
+func (j *joiner) alone() bool { return len(*j.n.book.targets.Load()) == 0 }
+
+// visit resolves the seeds and joins through up to three of those addresses that are no alive members. It reports
+// whether one answered. If all of a seed's addresses are members, there is nothing to do and nothing wrong.
+func (j *joiner) visit(ctx context.Context) bool {
+	from := make(map[string][]string) // address → seeds
+	for _, s := range j.seeds {
+		as, err := j.lookup(ctx, s)
+		if ctx.Err() != nil {
+			return false
+		}
+		if err != nil {
+			j.failed(s, err.Error())
+			continue
+		}
+		known := false
+		for _, a := range as {
+			if a == j.n.addr || j.n.book.isAlive(a) {
+				known = true
+				continue
+			}
+			from[a] = append(from[a], s)
+		}
+		if known {
+			j.reached(s)
+		} else if len(as) == 0 {
+			j.failed(s, "resolves to no address yet")
+		}
+	}
+	addrs := slices.Collect(maps.Keys(from))
+	rand.Shuffle(len(addrs), func(a, b int) { addrs[a], addrs[b] = addrs[b], addrs[a] })
+	addrs = addrs[:min(joinFanout, len(addrs))]
+
+	var wg sync.WaitGroup
+	errs := make([]error, len(addrs))
+	for i, a := range addrs {
+		wg.Go(func() { _, errs[i] = j.n.serf.Memberlist().Join([]string{a}) })
+	}
+	wg.Wait()
+	var good []string
+	for i, a := range addrs {
+		if errs[i] == nil {
+			good = append(good, a)
+			for _, s := range from[a] {
+				j.reached(s)
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	for i, a := range addrs {
+		for _, s := range from[a] {
+			if errs[i] != nil && !j.anyGood(s, good, from) {
+				j.failed(s, oneLine(errs[i]))
+			}
+		}
+	}
+	if len(good) == 0 {
+		if len(addrs) > 0 {
+			j.n.stats.joinErrors.Add(1)
+		}
+		return false
+	}
+	// Serf's own join adds the broadcast of our intent; the exchange it makes again is small.
+	_, _ = j.n.serf.Join(good[:1], true)
+	j.n.stats.joins.Add(1)
+	return true
+}
+
+func (j *joiner) anyGood(seed string, good []string, from map[string][]string) bool {
+	for _, g := range good {
+		if slices.Contains(from[g], seed) {
+			return true
+		}
+	}
+	return false
+}
+
+// exchange compares member lists with a random member, which completes both. It reports whether ours changed.
+func (j *joiner) exchange() bool {
+	ts := *j.n.book.targets.Load()
+	if len(ts) == 0 {
+		return false
+	}
+	ml := j.n.serf.Memberlist()
+	before := ml.NumMembers()
+	if _, err := ml.Join([]string{ts[rand.IntN(len(ts))].addr.Addr}); err != nil {
+		return true // another one may answer
+	}
+	return ml.NumMembers() != before
+}
+
+// failed notes that nothing behind a seed answers, and warns, at most every 10 minutes a seed.
+func (j *joiner) failed(seed, why string) {
+	j.mu.Lock()
+	j.bad[seed] = why
+	now := time.Now()
+	last, ok := j.warn[seed]
+	tell := !ok || now.Sub(last) >= joinWarnGap
+	if tell {
+		j.warn[seed] = now
+	}
+	j.mu.Unlock()
+	if tell {
+		j.n.log.Warn("join address unreachable, keep trying", slog.String(keyAddress, seed), slog.String(keyError, why))
+	}
+}
+
+func (j *joiner) reached(seed string) {
+	j.mu.Lock()
+	_, was := j.bad[seed]
+	delete(j.bad, seed)
+	delete(j.warn, seed)
+	j.mu.Unlock()
+	if was {
+		j.n.log.Info("join address reached", slog.String(keyAddress, seed))
+	}
+}
+
+// unreachable lists "seed: why", sorted.
+func (j *joiner) unreachable() []string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []string
+	for s, why := range j.bad {
+		out = append(out, s+": "+why)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// oneLine turns the library's list of errors into one line.
+func oneLine(err error) string {
+	var parts []string
+	for l := range strings.Lines(err.Error()) {
+		l = strings.Trim(l, "\n\t* ")
+		if l != "" && !strings.HasSuffix(l, "occurred:") {
+			parts = append(parts, l)
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+// jitter spreads d by 20 % both ways, so that agents started together do not stay together.
+func jitter(d time.Duration) time.Duration {
+	return time.Duration((0.8 + 0.4*rand.Float64()) * float64(d))
+}
+
+// sleep waits for d and reports whether ctx still runs.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
