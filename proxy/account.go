@@ -1,0 +1,219 @@
+package proxy
+
+import (
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// Load is what the agent knows exactly about its own engine's work, because it passed it on itself, over all entries.
+type Load struct {
+	Running       int    // requests at the engine whose first content has come
+	Waiting       int    // requests at the engine without content yet, in its batch or its queue
+	PendingTokens int    // prompt tokens of those without content
+	Held          int    // requests held at this agent in front of the engine
+	HeldTokens    int    // their prompt tokens
+	Accepted      uint32 // requests ever given to the engine; wraps
+	Prefills      int    // first contents measured since the start
+	Tokens        uint64 // events with content streamed since the start
+
+	PrefillRate routing.Opt[float64]       // prompt tokens/s, learned
+	DecodeStep  routing.Opt[time.Duration] // time between two tokens of one stream, learned
+	TTFT        routing.Opt[time.Duration] // learned mean time from sent to first content
+}
+
+// Learning. A rate is taken over at least prefillWindow tokens or prefillBusy of work, so that the fixed cost of a
+// short prompt is not read as a slow engine for long ones; the older value weighs more the less work the sample saw.
+const (
+	prefillWindow = 512                    // prompt tokens
+	prefillBusy   = 200 * time.Millisecond // of an engine with prompts to do
+	prefillMemory = 8192                   // prompt tokens after which a sample has replaced 63 % of the old value
+	stepMemory    = 256                    // decode steps, likewise
+	stepSample    = 32                     // decode steps of one stream after which it is asked while it still runs
+	ttftMemory    = 16                     // requests
+)
+
+// account counts what is at our own engine and learns its speed. It is safe for concurrent use.
+type account struct {
+	mu       sync.Mutex
+	running  int
+	waiting  int
+	pending  int // tokens
+	accepted uint32
+	prefills int
+	events   uint64
+
+	// The busy period: time with prompts to do since the last sample, and the tokens finished in it.
+	busySince time.Time
+	busy      time.Duration
+	finished  int
+
+	rate float64 // tokens/s; 0 = not known
+	step float64 // seconds; 0 = not known
+	ttft float64 // seconds; 0 = not known
+}
+
+// flight is one request at our own engine. Its methods are called at most once each but for steps, by the owner.
+type flight struct {
+	a      *account
+	tokens int
+	at     time.Time
+	prompt bool // still counted as pending
+	over   bool
+	guess  bool // its prefill was declared over by prediction, so nothing may be learned from it
+
+	firstAt time.Time
+	lastAt  time.Time
+	steps   int // content events since the last sample
+}
+
+// start counts a request that goes to the engine now.
+func (a *account) start(tokens int, now time.Time) *flight {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pending == 0 && a.waiting == 0 {
+		a.busySince = now
+	}
+	a.waiting++
+	a.pending += tokens
+	a.accepted++
+	return &flight{a: a, tokens: tokens, at: now, prompt: true}
+}
+
+// closeBusy adds the time since the last event to the busy period.
+func (a *account) closeBusy(now time.Time) {
+	if a.waiting > 0 {
+		a.busy += now.Sub(a.busySince)
+	}
+	a.busySince = now
+}
+
+// first says that the request's first content is here.
+func (f *flight) first(now time.Time) {
+	a := f.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f.firstAt, f.lastAt = now, now
+	if !f.leavePrompt(now) {
+		return
+	}
+	a.finished += f.tokens
+	a.prefills++
+	a.ttft = blend(a.ttft, now.Sub(f.at).Seconds(), 1.0/ttftMemory)
+	if a.busy <= 0 || (a.finished < prefillWindow && a.busy < prefillBusy) {
+		return
+	}
+	if a.finished > 0 {
+		sample := float64(a.finished) / a.busy.Seconds()
+		if a.rate > 0 { // one odd sample (a cached prompt, a stall) must not decide
+			sample = min(max(sample, a.rate/4), a.rate*4)
+		}
+		a.rate = blend(a.rate, sample, float64(a.finished)/(float64(a.finished)+prefillMemory))
+	}
+	a.busy, a.finished = 0, 0
+}
+
+// predicted says that the prefill should be over by now, for answers that do not show it (not streamed).
+func (f *flight) predicted(now time.Time) {
+	f.a.mu.Lock()
+	defer f.a.mu.Unlock()
+	if f.leavePrompt(now) {
+		f.guess = true
+	}
+}
+
+// leavePrompt moves the request from waiting to running; false if it had left or is over.
+func (f *flight) leavePrompt(now time.Time) bool {
+	if !f.prompt || f.over {
+		return false
+	}
+	a := f.a
+	a.closeBusy(now)
+	f.prompt = false
+	a.waiting--
+	a.pending -= f.tokens
+	a.running++
+	return true
+}
+
+// content counts n further pieces of content.
+func (f *flight) content(n int, now time.Time) {
+	f.steps += n
+	f.lastAt = now
+	if f.steps >= stepSample {
+		f.sample()
+	}
+}
+
+// sample learns the decode step from the stream since the last sample.
+func (f *flight) sample() {
+	if f.steps < 2 || !f.lastAt.After(f.firstAt) {
+		return
+	}
+	a := f.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.step = blend(a.step, f.lastAt.Sub(f.firstAt).Seconds()/float64(f.steps), float64(f.steps)/(float64(f.steps)+stepMemory))
+	a.events += uint64(f.steps)
+	f.firstAt, f.steps = f.lastAt, 0
+}
+
+// done ends the request, once, however it ended.
+func (f *flight) done(now time.Time) {
+	f.sample()
+	a := f.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if f.over {
+		return
+	}
+	if f.prompt {
+		a.closeBusy(now)
+		a.waiting--
+		a.pending -= f.tokens
+	} else {
+		a.running--
+	}
+	f.over = true
+}
+
+// blend moves old a share of the way to sample; the first sample counts whole.
+func blend(old, sample, share float64) float64 {
+	if old == 0 {
+		return sample
+	}
+	return old + (sample-old)*share
+}
+
+// load returns the current numbers.
+func (a *account) load() Load {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l := Load{Running: a.running, Waiting: a.waiting, PendingTokens: a.pending, Accepted: a.accepted, Prefills: a.prefills,
+		Tokens: a.events}
+	if a.rate > 0 {
+		l.PrefillRate = routing.Some(a.rate)
+	}
+	if a.step > 0 {
+		l.DecodeStep = routing.Some(time.Duration(a.step * float64(time.Second)))
+	}
+	if a.ttft > 0 {
+		l.TTFT = routing.Some(time.Duration(a.ttft * float64(time.Second)))
+	}
+	return l
+}
+
+// defaultPrefillRate is believed of an engine that has not been measured (design section 7).
+const defaultPrefillRate = 2000 // prompt tokens/s
+
+// prefillTime predicts how long the engine needs until it has worked off what it has and these tokens.
+func (a *account) prefillTime() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	rate := a.rate
+	if rate == 0 {
+		rate = defaultPrefillRate
+	}
+	return time.Duration(float64(a.pending) / rate * float64(time.Second))
+}

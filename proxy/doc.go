@@ -1,0 +1,30 @@
+// Package proxy takes OpenAI traffic in, has it answered by the best replica, and streams all the way.
+//
+// # A request
+//
+// [Proxy.ClientHandler] takes requests of API clients; this agent is then their entry agent. It reads the body
+// (body.go looks at it on the way), asks the [routing.Policy] where the request goes, and sends it to its own engine
+// or to the agent of another replica, whose [Proxy.PeerHandler] gives it to its engine: never more than one hop.
+// The answer is relayed piece by piece as it comes, its bytes unchanged. Only the entry agent decides about trying
+// elsewhere (retry.go); a target says honestly how it went and decides nothing.
+//
+//	admit → read and peek → pick → begin → send → judge the head → relay → end
+//
+// # Shape
+//
+// The core (exchange.go, forward.go, relay.go, upgrade.go) knows no HTTP library: it works on [RequestHead],
+// [ResponseHead], a [Downstream] and an [Upstream]. The files nethttp_*.go put net/http on both sides; another front
+// can be put beside it. Work for our own engine, of both roles, passes through one place, exchange.try, where counts
+// go up before and down after it, once each on every path.
+//
+// # What the client may have got
+//
+// An event stream is passed on in whole events (sift.go). Until the first content a broken attempt is replayed once
+// behind the head that is already out. Behind content it ends with an error event and without the final chunk, so that
+// no client takes a cut answer for a whole one; an abort and its [DONE] never go out.
+//
+// # Concurrency
+//
+// A Proxy is safe for concurrent use, and several live in one process. An exchange belongs to the goroutine that
+// serves its request; its timers only cancel contexts or move counters.
+package proxy

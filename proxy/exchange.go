@@ -1,0 +1,470 @@
+package proxy
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"io"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// role is which end of a request's path this agent is.
+type role uint8
+
+const (
+	roleEntry  role = iota // the request came from a client: choose, forward, retry
+	roleTarget             // it came from the entry agent: our own engine, no retry, no judgement
+)
+
+func (r role) String() string { return [...]string{"entry", "target"}[r] }
+
+// exchange is one request from its head to its end. One goroutine owns it.
+type exchange struct {
+	p     *Proxy
+	role  role
+	in    *RequestHead
+	down  Downstream
+	rnd   *mathrand.Rand
+	log   *slog.Logger
+	class pathClass
+	path  string // raw, without the query
+
+	id     string // request id
+	header Header // cleaned fields, as they go on
+	body   *body
+	peek   Peek
+	req    routing.Request
+	grpc   bool
+
+	arrived time.Time
+	ctx     context.Context
+
+	// What was tried.
+	retry      retryState
+	tried      []uint64
+	tries      [maxRetries + 1 + maxRefusals]uint64
+	idempotent bool
+	deaths     int     // replicas that died with this request in their prefill
+	saved      *answer // newest refusal, to be passed on if nobody does better
+
+	// What the client has got.
+	headOut bool
+	stream  bool // the head that went out was a 200 event stream
+	content bool // content went out, or part of a body
+	sift    sift
+
+	firstAt time.Time
+	status  int
+	outcome string
+	attempt *PickAttempt
+	rec     PickRecord
+}
+
+// serve runs one request from its head to its end.
+func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) {
+	n := p.inflight.Add(1)
+	defer p.inflight.Add(-1)
+	rnd := p.rnds.Get().(*mathrand.Rand)
+	defer p.rnds.Put(rnd)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(errCauseDone)
+	defer context.AfterFunc(p.cut, func() { cancel(errCauseDrain) })()
+
+	x := &exchange{p: p, role: r, in: in, down: down, rnd: rnd, ctx: ctx, arrived: time.Now(), log: p.log}
+	x.tried = x.tries[:0]
+	x.body = newBody(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
+	defer x.body.release()
+	x.path, _, _ = strings.Cut(in.Target, "?")
+	x.class = classify(in.Method, x.path)
+	x.id = x.requestID()
+	defer x.account()
+	if e := x.admit(int(n)); e != nil {
+		x.fail(e)
+		return
+	}
+	x.run()
+}
+
+// admit refuses what can be refused before the body is read.
+func (x *exchange) admit(inflight int) *apiError {
+	p := x.p
+	switch {
+	case p.cfg.MaxInflight > 0 && inflight > p.cfg.MaxInflight:
+		return errTooManyRequests
+	case x.in.Length > p.cfg.MaxBody:
+		return errTooLarge
+	case x.role == roleTarget:
+		return x.admitHop()
+	case !x.class.passes(x.path, p.allow):
+		return errPathNotAllowed
+	}
+	return nil
+}
+
+// admitHop checks that a request between agents has come from one entry, and from another than ourselves.
+func (x *exchange) admitHop() *apiError {
+	boot, ok := parseBoot(x.in.Header.Get(headerHop))
+	switch {
+	case !ok || boot == x.p.self || x.in.Header.Count(headerHop) != 1:
+		return errLoop
+	case x.class.Kind == pathAdmin:
+		return errPathNotAllowed // these stay at the agent where they were asked for
+	case x.p.draining.Load():
+		return errDraining
+	}
+	return nil
+}
+
+// run reads the body and has the request answered.
+func (x *exchange) run() {
+	p := x.p
+	if x.class.Kind == pathModels && x.serveModels() {
+		return
+	}
+	x.header = cleanRequest(x.in, x.role == roleTarget)
+	x.grpc = x.in.HTTP2 && isGRPC(x.in.Header)
+	if !x.read() {
+		return
+	}
+	x.header.Set(headerRequestID, x.id)
+	x.idempotent = x.header.Has("idempotency-key")
+	x.fillRequest()
+	if x.role == roleTarget {
+		x.serveTarget()
+		return
+	}
+	forwarded(&x.header, x.in)
+	if p.deadly.has(x.in.Target, x.body, x.arrived) {
+		x.fail(errDeadly)
+		return
+	}
+	x.serveEntry()
+}
+
+// read takes the body in before anything is sent on: forwarding while reading lets an engine's early answer cut the
+// exchange, and only a whole body can be chosen for and sent again. gRPC and upgrades are two-way from the start and
+// go through.
+func (x *exchange) read() bool {
+	if x.grpc || x.in.Upgrade != "" || x.body.eof {
+		return true
+	}
+	k := NewPeeker(x.class.Service, x.in.Header.Get("content-type"), x.in.Header.Get("content-encoding"), x.p.cfg.Salt)
+	defer k.Close()
+	err := x.body.fill(x.in.Length, func(b []byte) { _, _ = k.Write(b) }, func() bool { return !k.peek.HasModel })
+	switch {
+	case errors.Is(err, errBodyTooLarge):
+		x.fail(errTooLarge)
+		return false
+	case err != nil:
+		if cause := context.Cause(x.ctx); errors.Is(cause, errCauseDrain) {
+			x.fail(errDraining)
+		} else if x.ctx.Err() != nil || errors.Is(err, io.ErrUnexpectedEOF) {
+			x.gone()
+		} else {
+			x.fail(errBadRequest) // framing that the listener refused; a client that is still there reads why
+			x.outcome = outcomeClientError
+		}
+		return false
+	}
+	x.peek, err = k.Done()
+	if err != nil && !x.peek.HasModel {
+		x.p.metrics.unreadable.Add(1)
+	}
+	if !x.body.eof && !x.peek.HasModel && x.class.Service != 0 && x.body.n < x.p.cfg.MaxBody {
+		x.fail(errBodyMemory) // the budget of all bodies is used up before the model was seen
+		return false
+	}
+	return true
+}
+
+// fillRequest turns what was seen into what a pick needs.
+func (x *exchange) fillRequest() {
+	k := &x.peek
+	model := k.Model
+	if !k.HasModel {
+		model = queryModel(x.in.Target)
+	}
+	x.req = routing.Request{
+		Model: model, Service: x.class.Service, PromptTokens: k.PromptTokens, MaxTokens: k.MaxTokens,
+		Prefix: k.Prefix, Class: x.priority(),
+		Local: x.class.Kind == pathAdmin || x.class.Kind == pathStateful || x.class.Kind == pathUnknown,
+	}
+	if k.MaxTokens > 0 && k.N > 1 {
+		x.req.MaxTokens *= k.N
+	}
+	session := x.header.Get(headerSession)
+	if session == "" {
+		session = k.Session
+	}
+	if session == "" {
+		session = x.header.Get("x-session-id")
+	}
+	if session != "" && x.p.cfg.Salt != nil {
+		x.req.Session = x.p.cfg.Salt.Session(session)
+	}
+	x.rec.Model, x.rec.PromptTokens = model, k.PromptTokens
+}
+
+// priority is the request's class: 1 is the highest, 2 the default.
+func (x *exchange) priority() uint8 {
+	if x.p.cfg.TrustPriority {
+		if n, err := strconv.Atoi(x.header.Get(headerPriority)); err == nil && n >= 1 && n <= 4 {
+			return uint8(n)
+		}
+	}
+	switch x.peek.ServiceTier {
+	case "priority":
+		if x.p.cfg.TrustPriority {
+			return 1
+		}
+	case "flex":
+		return 3
+	}
+	return 2
+}
+
+// queryModel is the model that a request without a body names, as the realtime API does.
+func queryModel(target string) string {
+	_, q, ok := strings.Cut(target, "?")
+	if !ok || !strings.Contains(q, "model=") {
+		return ""
+	}
+	v, _ := url.ParseQuery(q)
+	return v.Get("model")
+}
+
+// requestID keeps the client's id, or makes one.
+func (x *exchange) requestID() string {
+	if id := x.in.Header.Get(headerRequestID); validRequestID(id) {
+		return id
+	}
+	var b [12]byte
+	_, _ = rand.Read(b[:])
+	return "gv-" + hex.EncodeToString(b[:])
+}
+
+// serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
+func (x *exchange) serveTarget() {
+	self := x.p.cfg.Table.Self()
+	switch v := x.try(routing.Decision{Peer: self, Reason: routing.ReasonSelf}); v {
+	case verdictDone, verdictGone:
+	default:
+		x.giveUp(v)
+	}
+}
+
+// serveEntry picks, sends, and picks again for as long as the rules allow (design 6.7).
+func (x *exchange) serveEntry() {
+	p := x.p
+	p.budget.first(x.arrived)
+	d := x.pick()
+	if d.Peer == nil {
+		x.nobody(d.Reason)
+		return
+	}
+	for {
+		v := x.try(d)
+		if v == verdictDone || v == verdictGone {
+			return
+		}
+		x.tried = append(x.tried, d.Peer.Boot())
+		if x.deaths >= deadlyDeaths {
+			p.deadly.add(x.in.Target, x.body, time.Now())
+			x.fail(errDeadly)
+			x.outcome = outcomeDeadly
+			return
+		}
+		if d = x.pick(); d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful {
+			x.giveUp(v)
+			return
+		}
+		reason, ok := x.retry.allow(v, x.idempotent, p.budget, time.Now())
+		if !ok || len(x.tried) == cap(x.tried) {
+			x.giveUp(v)
+			return
+		}
+		p.metrics.retries.add(reason)
+		if x.retry.wait(x.ctx, v, x.rnd) != nil {
+			x.stopped()
+			return
+		}
+	}
+}
+
+// pick asks the policy for a replica that was not tried.
+func (x *exchange) pick() routing.Decision {
+	p := x.p
+	x.req.Tried = x.tried
+	s := p.cfg.Table.Snapshot()
+	x.rec.Candidates = len(s.Peers())
+	if x.req.Local {
+		if slices.Contains(x.tried, p.self) {
+			return routing.Decision{Reason: routing.ReasonAllTried}
+		}
+		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly}
+	}
+	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
+	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
+		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
+	}
+	return d
+}
+
+// nobody answers a request for which no replica can be picked.
+func (x *exchange) nobody(r routing.Reason) {
+	switch r {
+	case routing.ReasonUnknownModel:
+		x.fail(errModelNotFound)
+	case routing.ReasonNoModel:
+		x.fail(errModelUnavailable)
+	case routing.ReasonNoService:
+		x.fail(errNoService)
+	case routing.ReasonTooLong:
+		x.fail(errTooLong)
+	case routing.ReasonAllFull:
+		x.fail(errAllFull)
+	default:
+		if x.p.draining.Load() {
+			x.fail(errDraining)
+			return
+		}
+		x.fail(errNoneUsable)
+	}
+}
+
+// giveUp ends a request whose last attempt came to v and that may not, or cannot, be tried again.
+func (x *exchange) giveUp(v verdict) {
+	switch {
+	case x.headOut:
+		x.breakOff(v)
+	case x.saved != nil && v != verdictCut && v != verdictTimeout:
+		x.passSaved()
+	case v == verdictTimeout:
+		x.fail(errFirstByte)
+		x.outcome = outcomeTimeout
+	case v == verdictNoConnect && x.role == roleTarget:
+		x.fail(errEngineRefused)
+	case v == verdictNoConnect:
+		x.fail(errNoneUsable)
+	case v == verdictError:
+		x.breakOff(v)
+	case x.role == roleTarget:
+		x.fail(errEngineCut)
+	default:
+		x.fail(errBroken)
+	}
+}
+
+// Errors of a target towards the entry agent: what its engine did, so that the entry can apply its rules.
+var (
+	errEngineRefused = &apiError{Status: 503, Code: "engine_unreachable", Reason: "engine_refused", RetryAfter: time.Second,
+		Message: "The replica's engine does not accept connections."}
+	errEngineCut = &apiError{Status: 502, Code: "upstream_broken", Reason: "engine_cut",
+		Message: "The replica's engine broke off before it answered."}
+)
+
+// fail answers with an error of our own, or, behind a head, ends the stream with it.
+func (x *exchange) fail(e *apiError) {
+	x.p.metrics.refusals.add(e.Reason)
+	if x.outcome == "" {
+		x.outcome = outcomeRefused
+	}
+	if x.headOut {
+		x.endBroken(e)
+		return
+	}
+	h := &ResponseHead{Status: e.Status}
+	e.Headers(x.rnd.Float64(), h.Header.Add)
+	b := e.Body()
+	h.Length = int64(len(b))
+	if x.in.Method == "HEAD" {
+		b = nil
+	}
+	x.finishHead(h)
+	if x.down.Head(h, len(b) == 0) == nil && len(b) > 0 {
+		_ = x.down.Write(b) // the client is gone; nothing to tell it
+	}
+	_ = x.down.Finish(nil)
+}
+
+// finishHead adds what every answer of ours carries and notes that the head goes out.
+func (x *exchange) finishHead(h *ResponseHead) {
+	if !h.Header.Has(headerRequestID) {
+		h.Header.Add(headerRequestID, x.id)
+	}
+	if x.role == roleTarget && x.p.cfg.Record != nil {
+		h.Header.Set(headerLoad, base64.RawStdEncoding.EncodeToString(x.p.cfg.Record()))
+	}
+	x.headOut, x.status = true, h.Status
+}
+
+// gone ends an exchange whose client has hung up.
+func (x *exchange) gone() {
+	x.outcome = outcomeCancel
+	x.down.Abort()
+}
+
+// stopped ends an exchange whose context is over: the client hung up, or the drain timeout has come.
+func (x *exchange) stopped() verdict {
+	if errors.Is(context.Cause(x.ctx), errCauseDrain) {
+		x.fail(errDraining)
+		x.outcome = outcomeCut
+		return verdictDone
+	}
+	x.gone()
+	return verdictGone
+}
+
+// account ends the request's books.
+func (x *exchange) account() {
+	m, now := x.p.metrics, time.Now()
+	if x.outcome == "" {
+		x.outcome = outcomeOf(x.status)
+	}
+	if x.role == roleTarget {
+		m.target.add(x.outcome)
+	} else {
+		m.entry.add(x.outcome)
+		m.duration.observe(now.Sub(x.arrived))
+		if !x.firstAt.IsZero() {
+			m.ttft.observe(x.firstAt.Sub(x.arrived))
+		}
+	}
+	m.promptTokens.Add(uint64(x.peek.PromptTokens))
+	r := &x.rec
+	r.At, r.ID, r.Role, r.Route, r.Outcome, r.Status = x.arrived, x.id, x.role.String(), x.class.Route, x.outcome, x.status
+	r.DurationMS = ms(now.Sub(x.arrived))
+	if !x.firstAt.IsZero() {
+		r.TTFTMS = ms(x.firstAt.Sub(x.arrived))
+	}
+	x.p.picks.add(*r)
+	if x.log.Enabled(x.ctx, slog.LevelDebug) {
+		x.log.Debug("request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
+			"status", r.Status, "attempts", len(r.Attempts), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// outcomeOf is the outcome of an answer that was passed on whole.
+func outcomeOf(status int) string {
+	switch {
+	case status == 429 || status == 503:
+		return outcomeBusy
+	case status >= 500:
+		return outcomeServerError
+	case status >= 400:
+		return outcomeClientError
+	}
+	return outcomeOK
+}

@@ -1,0 +1,369 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+const (
+	savedBody    = 64 << 10    // bytes of an error answer that are kept while another replica is tried
+	reusedWindow = time.Second // a kept connection that ends within it had died before our request came
+)
+
+// answer is a whole answer that may be passed on later.
+type answer struct {
+	head      ResponseHead
+	body      []byte
+	fromAgent bool
+}
+
+// attempt is one request under way to one replica. Each count that it makes up, it takes back once.
+type attempt struct {
+	peer   *routing.Peer
+	self   bool // our own engine
+	tokens int
+	flight *flight // at our own engine
+
+	mu    sync.Mutex
+	first bool // the prefill is over, as far as we can tell
+	ended bool
+	timer *time.Timer
+}
+
+// try sends the request to d.Peer and passes on whatever may be passed on. Any verdict but done and gone leaves the
+// client without the end of an answer.
+func (x *exchange) try(d routing.Decision) verdict {
+	a := x.begin(d)
+	v, o := x.send(a)
+	a.end(o, time.Now())
+	if v == verdictCut && !x.announced(a.peer) {
+		x.deaths++
+	}
+	x.attempt.Result = o.String()
+	return v
+}
+
+// begin does the bookkeeping of a new attempt.
+func (x *exchange) begin(d routing.Decision) *attempt {
+	now := time.Now()
+	m := d.Peer.Member()
+	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: x.req.PromptTokens}
+	d.Peer.Sent(a.tokens, now)
+	_, at := d.Peer.Report()
+	pa := PickAttempt{Node: m.Node, Boot: m.Boot, Reason: d.Reason, ScoreMS: d.Score * 1000, AgeMS: -1}
+	if d.RunnerUp != nil {
+		pa.RunnerUp, pa.RunnerUpMS = d.RunnerUp.Member().Node, d.RunnerUpScore*1000
+	}
+	if !at.IsZero() {
+		pa.AgeMS = ms(now.Sub(at))
+	}
+	x.rec.Attempts = append(x.rec.Attempts, pa)
+	x.attempt = &x.rec.Attempts[len(x.rec.Attempts)-1]
+	if a.self {
+		x.p.metrics.toSelf.Add(1)
+		a.flight = x.p.account.start(a.tokens, now)
+	} else {
+		x.p.metrics.toPeer.Add(1)
+	}
+	if !x.peek.Stream {
+		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
+		a.timer = time.AfterFunc(a.prefillTime(x.p), func() { a.predicted(time.Now()) })
+	}
+	return a
+}
+
+// prefillTime predicts when the replica has worked off this prompt and those before it.
+func (a *attempt) prefillTime(p *Proxy) time.Duration {
+	if a.self {
+		return p.account.prefillTime()
+	}
+	r, _ := a.peer.Report()
+	return time.Duration(float64(r.PendingTokens.Or(0)+a.tokens) / max(r.PrefillRate.Or(defaultPrefillRate), 1) * float64(time.Second))
+}
+
+// firstToken says that the first content was seen.
+func (a *attempt) firstToken(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.flight != nil && !a.ended {
+		a.flight.first(now)
+	}
+	a.leave(now)
+}
+
+// predicted says that the prefill must be over by now.
+func (a *attempt) predicted(now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.flight != nil && !a.ended {
+		a.flight.predicted(now)
+	}
+	a.leave(now)
+}
+
+func (a *attempt) leave(now time.Time) {
+	if !a.first && !a.ended {
+		a.first = true
+		a.peer.FirstToken(a.tokens, now)
+	}
+}
+
+// end takes back what begin counted.
+func (a *attempt) end(o routing.Outcome, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended {
+		return
+	}
+	a.ended = true
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	left := a.tokens
+	if a.first {
+		left = 0
+	}
+	a.peer.Done(o, left, now)
+	if a.flight != nil {
+		a.flight.done(now)
+	}
+}
+
+// announced reports whether the replica had said that it would go.
+func (x *exchange) announced(p *routing.Peer) bool {
+	r, _ := p.Report()
+	return r.Flags&routing.FlagDraining != 0 || r.State == routing.StateDraining || r.Goodbye ||
+		p.Boot() == x.p.self && x.p.draining.Load()
+}
+
+// upstream returns the way to the replica: our own engine, or a member's agent at the address in the member list.
+func (x *exchange) upstream(a *attempt) *netUpstream {
+	if a.self {
+		return x.p.engine
+	}
+	m := a.peer.Member()
+	return x.p.links.get(&x.p.cfg, m.Boot, m.Addr)
+}
+
+// outgoing makes the request as the replica gets it.
+func (x *exchange) outgoing(a *attempt) *Outgoing {
+	p := x.p
+	h := make(Header, len(x.header), len(x.header)+2)
+	copy(h, x.header)
+	if a.self {
+		h.DelFunc(func(name string) bool { return hasPrefixFold(name, headerPrefix) })
+		if p.cfg.EngineAPIKey != "" {
+			h.Set("authorization", "Bearer "+p.cfg.EngineAPIKey)
+		}
+	} else {
+		h.Set(headerHop, p.hop)
+	}
+	o := &Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
+	b := x.body
+	switch {
+	case b.src == nil:
+	case b.complete():
+		o.Length = b.n
+		if b.n > 0 {
+			o.Body, o.Reopen = b.open(), b.open
+		}
+	default:
+		o.Length = x.in.Length
+		o.Body = b.open()
+	}
+	return o
+}
+
+// send runs the attempt: request, head, body. Its outcome is for the replica's books.
+func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
+	cfg := &x.p.cfg
+	ctx, cancel := context.WithCancelCause(x.ctx)
+	defer cancel(errCauseDone)
+	w := newWatch(cancel, cfg.FirstByteTimeout, errCauseFirst)
+	defer w.stop()
+
+	up := x.upstream(a)
+	sent := time.Now()
+	ans, err := up.Send(ctx, x.outgoing(a))
+	var se *SendError
+	if errors.As(err, &se) && se.Stage == StageNoReply && se.Reused && ctx.Err() == nil && x.body.again() &&
+		time.Since(sent) < reusedWindow {
+		// The server closed a kept connection just when we used it: it never saw the request (C36).
+		x.p.metrics.replays.Add(1)
+		x.p.metrics.retries.add(retryReused)
+		up.dropIdle()
+		if ans, err = up.Send(ctx, x.outgoing(a)); errors.As(err, &se) && se.Stage == StageDial {
+			// Nobody listens any more: it was not the idle limit but the server's end, with our request in it or not.
+			se.Stage = StageNoReply
+		}
+	}
+	if err != nil {
+		return x.sendFailed(ctx, err)
+	}
+	if !a.self {
+		x.takeRecord(ans)
+	}
+	if ans.Tunnel != nil {
+		return x.tunnel(a, w, ans), routing.OutcomeOK
+	}
+	defer ans.Body.Close()
+	if v, o, ok := x.judge(a, ans); !ok {
+		return v, o
+	}
+	return x.relay(ctx, a, w, ans)
+}
+
+// sendFailed says what an attempt without an answer's head came to.
+func (x *exchange) sendFailed(ctx context.Context, err error) (verdict, routing.Outcome) {
+	if errors.Is(x.body.failure(), errBodyTooLarge) {
+		x.fail(errTooLarge)
+		return verdictDone, routing.OutcomeCancelled
+	}
+	if x.ctx.Err() != nil || x.body.failure() != nil { // a broken upload surfaces as the upstream's error (C12)
+		return x.stopped(), routing.OutcomeCancelled
+	}
+	if errors.Is(context.Cause(ctx), errCauseFirst) {
+		return verdictTimeout, routing.OutcomeTimeout
+	}
+	var se *SendError
+	if !errors.As(err, &se) {
+		return verdictCut, routing.OutcomeReset
+	}
+	x.log.Debug("attempt failed", "id", x.id, "node", x.attempt.Node, "stage", se.Stage, "error", se.Err)
+	switch se.Stage {
+	case StageDial:
+		return verdictNoConnect, routing.OutcomeRefused
+	case StageHead:
+		return verdictCut, routing.OutcomeMalformed
+	}
+	return verdictCut, routing.OutcomeReset
+}
+
+// takeRecord hands the sender's load record on.
+func (x *exchange) takeRecord(ans *Answer) {
+	v := ans.Head.Header.Get(headerLoad)
+	if v == "" || x.p.cfg.OnRecord == nil {
+		return
+	}
+	if b, err := base64.RawStdEncoding.DecodeString(v); err == nil {
+		x.p.cfg.OnRecord(b)
+	}
+}
+
+// judge looks at an answer's head before any of it goes out. ok means that it is to be passed on.
+func (x *exchange) judge(a *attempt, ans *Answer) (v verdict, o routing.Outcome, ok bool) {
+	h := &ans.Head
+	reason := ""
+	if !a.self {
+		reason = h.Header.Get(headerReason)
+	}
+	cleanResponse(&h.Header, !a.self)
+	if x.role == roleTarget {
+		return 0, 0, true // the entry agent judges
+	}
+	if h.Status < 400 {
+		if x.headOut && (h.Status != 200 || !isEventStream(h.Header)) {
+			return verdictBroken, routing.OutcomeCancelled, false // nothing can follow the head that went out
+		}
+		return 0, 0, true
+	}
+	if h.Status < 500 && h.Status != 429 && !x.headOut && reason == "" {
+		return 0, 0, true // the client's own error
+	}
+	s, whole := x.keep(ans, reason != "")
+	v, o = x.classifyError(a, s, reason)
+	switch {
+	case v == verdictDone || !whole:
+		if x.headOut {
+			return verdictBroken, o, false
+		}
+		ans.Body = &rest{Reader: io.MultiReader(bytes.NewReader(s.body), ans.Body), Closer: ans.Body}
+		return 0, 0, true
+	case v == verdictFailed && !x.idempotent && !x.headOut:
+		ans.Body = &rest{Reader: bytes.NewReader(s.body), Closer: ans.Body}
+		return 0, 0, true
+	}
+	if v != verdictCut && v != verdictNoConnect && v != verdictTimeout {
+		x.saved = s
+	}
+	return v, o, false
+}
+
+// rest is a body of which a part was read already.
+type rest struct {
+	io.Reader
+	io.Closer
+}
+
+// keep reads an error answer's body, up to a limit.
+func (x *exchange) keep(ans *Answer, fromAgent bool) (s *answer, whole bool) {
+	b, err := io.ReadAll(io.LimitReader(ans.Body, savedBody+1))
+	s = &answer{head: ans.Head, body: b, fromAgent: fromAgent}
+	return s, err == nil && len(b) <= savedBody
+}
+
+// classifyError says what an error answer means. verdictDone = pass it on.
+func (x *exchange) classifyError(a *attempt, s *answer, reason string) (verdict, routing.Outcome) {
+	if reason != "" {
+		return classifyRefusal(reason)
+	}
+	class := ReplyOther
+	if x.p.cfg.Reply != nil {
+		kind := a.peer.Member().Engine
+		if a.self && x.p.cfg.EngineKind != nil {
+			kind = x.p.cfg.EngineKind()
+		}
+		class = x.p.cfg.Reply(kind, s.head.Status, s.body)
+	}
+	if class == ReplyOther && (s.head.Status == 429 || s.head.Status == 503) {
+		class = ReplyBusy
+	}
+	switch class {
+	case ReplyBusy:
+		return verdictBusy, routing.OutcomeBusy
+	case ReplyNotRun:
+		return verdictBusy, routing.OutcomeBusy
+	case ReplyDead:
+		return verdictBusy, routing.OutcomeServerError
+	}
+	if s.head.Status >= 500 {
+		return verdictFailed, routing.OutcomeServerError
+	}
+	return verdictDone, routing.OutcomeClientError
+}
+
+// classifyRefusal says what an error of a peer's agent means for its entry.
+func classifyRefusal(reason string) (verdict, routing.Outcome) {
+	switch reason {
+	case errEngineRefused.Reason:
+		return verdictNoConnect, routing.OutcomeRefused
+	case errEngineCut.Reason, errBroken.Reason:
+		return verdictCut, routing.OutcomeReset
+	case errFirstByte.Reason:
+		return verdictTimeout, routing.OutcomeTimeout
+	case errTooManyRequests.Reason, errBodyMemory.Reason, errAllFull.Reason:
+		return verdictRefused, routing.OutcomeBusy
+	case errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
+		return verdictRefused, routing.OutcomeCancelled
+	}
+	return verdictDone, routing.OutcomeClientError
+}
+
+// passSaved passes on the newest refusal unchanged.
+func (x *exchange) passSaved() {
+	s := x.saved
+	h := s.head
+	h.Length, h.Trailer = int64(len(s.body)), nil
+	x.finishHead(&h)
+	if err := x.down.Head(&h, len(s.body) == 0); err == nil && len(s.body) > 0 {
+		_ = x.down.Write(s.body) // the client is gone; nothing to tell it
+	}
+	_ = x.down.Finish(nil)
+}

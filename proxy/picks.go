@@ -1,0 +1,70 @@
+package proxy
+
+import (
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+const (
+	pickRing     = 256 // requests remembered
+	pickAttempts = 4   // attempts remembered of each
+)
+
+// PickAttempt is one replica that a request was sent to.
+type PickAttempt struct {
+	Node       string         `json:"node"`
+	Boot       uint64         `json:"-"`
+	Reason     routing.Reason `json:"reason"`
+	ScoreMS    float64        `json:"score_ms"`
+	RunnerUp   string         `json:"runner_up,omitempty"`
+	RunnerUpMS float64        `json:"runner_up_ms,omitempty"`
+	AgeMS      float64        `json:"report_age_ms"` // -1: no report yet
+	Result     string         `json:"result"`
+}
+
+// PickRecord says where a request went and why. It holds no prompt, no key and no header but the request's id.
+type PickRecord struct {
+	At           time.Time     `json:"at"`
+	ID           string        `json:"id"`
+	Role         string        `json:"role"` // entry or target
+	Route        string        `json:"route"`
+	Model        string        `json:"model"`
+	PromptTokens int           `json:"prompt_tokens"`
+	Candidates   int           `json:"candidates"` // members known at the pick
+	Attempts     []PickAttempt `json:"attempts"`
+	Outcome      string        `json:"outcome"`
+	Status       int           `json:"status"`
+	TTFTMS       float64       `json:"ttft_ms"` // 0: no content
+	DurationMS   float64       `json:"duration_ms"`
+}
+
+// pickLog is a ring of the last requests.
+type pickLog struct {
+	mu   sync.Mutex
+	ring [pickRing]PickRecord
+	n    uint64 // records ever written
+}
+
+func (l *pickLog) add(r PickRecord) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ring[l.n%pickRing] = r
+	l.n++
+}
+
+// Picks returns the last requests, newest first; with an id only those of that request id.
+func (p *Proxy) Picks(id string) []PickRecord {
+	l := &p.picks
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var out []PickRecord
+	for i := uint64(0); i < min(l.n, pickRing); i++ {
+		r := l.ring[(l.n-1-i)%pickRing]
+		if id == "" || r.ID == id {
+			out = append(out, r)
+		}
+	}
+	return out
+}

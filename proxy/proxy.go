@@ -1,0 +1,198 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// ReplyClass says what an engine's error answer means for trying elsewhere. The engines' tables know.
+type ReplyClass uint8
+
+// The classes. Without a table 429 and 503 are busy and everything else is other.
+const (
+	ReplyOther  ReplyClass = iota // passed on unchanged
+	ReplyBusy                     // it did not run: the engine is full or loading
+	ReplyNotRun                   // it did not run: the engine is going away
+	ReplyDead                     // the engine is dead: it did not run, and the replica is to be left alone
+)
+
+// ModelEntry is one model as a replica's engine lists it.
+type ModelEntry struct {
+	ID  string
+	Raw json.RawMessage // the engine's own object, passed on verbatim
+}
+
+// Config is what a Proxy needs. Table, Policy and EngineURL are required; limits of zero take their defaults.
+type Config struct {
+	Table  *routing.Table
+	Policy routing.Policy
+
+	EngineURL    *url.URL // http://host:port, https://…, or unix:///path
+	EngineAPIKey string   // replaces the client's Authorization towards our engine; "" = the client's passes
+	EngineKind   func() string
+
+	// PeerTLS returns the client configuration for the peer with that boot id; nil = plain HTTP between agents.
+	PeerTLS func(boot uint64) *tls.Config
+
+	// Salt keys the hashes of prompt prefixes and sessions; nil = none are made.
+	Salt *PrefixSalt
+
+	MaxBody          int64         // bytes of a request body; default 64 MiB
+	KeepBody         int64         // bytes of one body kept for sending it again; default 32 MiB
+	KeepBodies       int64         // bytes of all kept bodies together; default 256 MiB
+	MaxInflight      int           // requests under way here in both roles; 0 = no limit
+	FirstByteTimeout time.Duration // from sent to the first content; default 600 s, negative = none
+	IdleTimeout      time.Duration // silence after the first content; default 120 s, negative = none
+	RetryBudget      float64       // repeats allowed for each first attempt; default 0.1
+	AllowPaths       string        // comma list of further paths, see GRAPEVINE_ALLOW_PATHS
+	TrustPriority    bool          // clients may ask for a class above the default
+
+	// Reply classifies an answer with an error status of an engine of that kind; body is at most its first 64 KiB.
+	Reply func(kind string, status int, body []byte) ReplyClass
+	// Record returns our newest load record in its wire form, for answers to other agents; nil = none is sent.
+	Record func() []byte
+	// OnRecord takes a record that came with an answer of another agent.
+	OnRecord func(record []byte)
+	// Models lists the models of all live replicas, one entry for each replica and model.
+	Models func() []ModelEntry
+
+	// Dial opens connections; nil = the network. Tests put an in-memory network here.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	Logger *slog.Logger // nil = discard
+	Seed   uint64       // of the random choices; 0 = random
+}
+
+// Proxy takes requests on two listeners, the clients' and the other agents', and has them answered by the best replica.
+// New builds it, Run keeps its pools tidy; the handlers work without Run too.
+type Proxy struct {
+	cfg   Config
+	allow allowedPaths
+	log   *slog.Logger
+	self  uint64 // our boot id
+	hop   string // the same, as the hop header has it
+
+	engine  *netUpstream
+	links   peerLinks
+	account account
+	budget  *retryBudget
+	bodies  *replayBudget
+	deadly  *deadlySet
+	metrics *metrics
+	picks   pickLog
+	rnds    sync.Pool // of *rand.Rand
+
+	inflight atomic.Int64
+	draining atomic.Bool
+	cut      context.Context // ends when running exchanges must
+	cutNow   context.CancelFunc
+}
+
+// New checks the configuration and builds a Proxy. It opens nothing.
+func New(cfg Config) (*Proxy, error) {
+	if cfg.Table == nil || cfg.Policy == nil || cfg.EngineURL == nil {
+		return nil, errors.New("proxy: Table, Policy and EngineURL are required")
+	}
+	allow, err := parseAllowedPaths(cfg.AllowPaths)
+	if err != nil {
+		return nil, err
+	}
+	def(&cfg.MaxBody, 64<<20)
+	def(&cfg.KeepBody, 32<<20)
+	def(&cfg.KeepBodies, 256<<20)
+	def(&cfg.FirstByteTimeout, 600*time.Second)
+	def(&cfg.IdleTimeout, 120*time.Second)
+	def(&cfg.RetryBudget, 0.1)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Seed == 0 {
+		cfg.Seed = rand.Uint64()
+	}
+	p := &Proxy{
+		cfg: cfg, allow: allow, log: cfg.Logger, self: cfg.Table.Self().Boot(),
+		budget:  newRetryBudget(cfg.RetryBudget, time.Now()),
+		bodies:  &replayBudget{limit: cfg.KeepBodies},
+		deadly:  newDeadlySet(),
+		metrics: newMetrics(),
+	}
+	p.hop = formatBoot(p.self)
+	if p.engine, err = newEngineUpstream(&p.cfg); err != nil {
+		return nil, err
+	}
+	var streams atomic.Uint64
+	p.rnds.New = func() any { return rand.New(rand.NewPCG(cfg.Seed, streams.Add(1))) }
+	p.cut, p.cutNow = context.WithCancel(context.Background())
+	return p, nil
+}
+
+func def[T int64 | float64 | time.Duration](v *T, d T) {
+	if *v == 0 {
+		*v = d
+	}
+}
+
+// Run drops the connections of peers that are gone, until ctx ends; then it closes all idle connections.
+func (p *Proxy) Run(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			p.links.closeAll()
+			p.engine.close()
+			return nil
+		case <-tick.C:
+			p.links.sweep(p.cfg.Table.Snapshot())
+		}
+	}
+}
+
+// ClientHandler serves API clients.
+func (p *Proxy) ClientHandler() http.Handler { return &handler{p: p, role: roleEntry} }
+
+// PeerHandler serves other agents. Who may connect is the listener's matter.
+func (p *Proxy) PeerHandler() http.Handler { return &handler{p: p, role: roleTarget} }
+
+// Load returns what is known exactly about our own engine's work.
+func (p *Proxy) Load() Load { return p.account.load() }
+
+// Inflight is how many requests are under way here, in both roles.
+func (p *Proxy) Inflight() int { return int(p.inflight.Load()) }
+
+// SetDraining begins or ends draining: answers close their connections, other agents' requests are refused so that
+// their entries move them, and our own engine serves clients only if nobody else can.
+func (p *Proxy) SetDraining(on bool) { p.draining.Store(on) }
+
+// Draining reports whether SetDraining is on.
+func (p *Proxy) Draining() bool { return p.draining.Load() }
+
+// Wait returns when nothing is under way, or with ctx's error.
+func (p *Proxy) Wait(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for p.inflight.Load() > 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// Cut ends all running exchanges, as at the end of the drain timeout: streams end with an error event and without
+// their final chunk, so that no client takes them for whole. It cannot be undone.
+func (p *Proxy) Cut() { p.cutNow() }

@@ -1,0 +1,267 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// Buffers of the relay. Most streams carry small events; a body that fills the small one gets the large one.
+const (
+	smallPiece = 4 << 10
+	largePiece = 32 << 10
+)
+
+var (
+	smallPieces = sync.Pool{New: func() any { b := make([]byte, smallPiece); return &b }}
+	largePieces = sync.Pool{New: func() any { b := make([]byte, largePiece); return &b }}
+)
+
+// relay passes an answer on: each piece at once, its bytes unchanged. The entry agent holds back what would make a
+// broken answer look whole; a target passes everything on and only counts.
+func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer) (verdict, routing.Outcome) {
+	h := &ans.Head
+	format := replyFormatOf(h.Header.Get("content-type"), h.Header.Get("content-encoding"))
+	events := format == formatEvents && h.Status == 200
+	x.sift.start(format)
+	bodiless := x.in.Method == "HEAD" || h.Status == 204 || h.Status == 304 || h.Length == 0
+	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
+		h.Header.Add("x-accel-buffering", "no")
+	}
+	if !x.headOut {
+		x.stream = events
+		x.finishHead(h)
+		// A declared length means that the engine has the whole answer, so its head goes with the first piece.
+		if err := x.down.Head(h, h.Length < 0 || bodiless); err != nil {
+			x.gone()
+			return verdictGone, routing.OutcomeCancelled
+		}
+	}
+	if bodiless {
+		return x.whole(a, ans, routing.OutcomeOK)
+	}
+
+	pb := smallPieces.Get().(*[]byte)
+	pool := &smallPieces
+	defer func() { pool.Put(pb) }()
+	for {
+		n, err := ans.Body.Read(*pb)
+		if n > 0 {
+			pass, progress, stop := x.piece(a, w, (*pb)[:n], events)
+			if len(pass) > 0 {
+				at := w.pause()
+				werr := x.down.Write(pass)
+				w.resume(at, progress)
+				if werr != nil {
+					return x.stopped(), routing.OutcomeCancelled
+				}
+				x.p.metrics.bytesOut.Add(uint64(len(pass)))
+			} else if progress {
+				w.progress()
+			}
+			if stop {
+				return x.gaveUp()
+			}
+			if n == smallPiece && pool == &smallPieces {
+				pool.Put(pb)
+				pool = &largePieces
+				pb = pool.Get().(*[]byte)
+			}
+		}
+		switch {
+		case err == nil:
+		case err == io.EOF:
+			return x.ended(a, ans, events)
+		default:
+			return x.broke(ctx)
+		}
+	}
+}
+
+// piece looks at one piece of the body: what of it may go out, whether it is progress, and whether the engine gave up.
+func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []byte, progress, stop bool) {
+	s := &x.sift
+	before := s.scan.tokens
+	var ev replyEvent
+	switch {
+	case !events:
+		s.scan.scanAll(p)
+		if !x.content {
+			x.firstContent(a, w, false)
+		}
+		return p, true, false
+	case x.role == roleTarget:
+		pass, ev = p, s.scan.scanAll(p)
+	default:
+		pass, ev, stop = s.push(p, x.content)
+	}
+	if ev&eventContent != 0 && !x.content && !stop {
+		x.firstContent(a, w, true)
+	}
+	if n := s.scan.tokens - before; n > 0 && a.flight != nil {
+		a.flight.content(n, time.Now())
+	}
+	return pass, ev&eventData != 0, stop
+}
+
+// firstContent notes that the answer has begun: from now on it cannot be replayed, and silence has the shorter limit.
+func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
+	now := time.Now()
+	x.content = true
+	if token {
+		if x.firstAt.IsZero() {
+			x.firstAt = now
+		}
+		a.firstToken(now)
+	} else {
+		a.predicted(now) // the whole answer comes at once: nothing is learned about the prefill
+	}
+	w.set(x.p.cfg.IdleTimeout, errCauseIdle)
+}
+
+// ended judges an answer whose body came to its regular end.
+func (x *exchange) ended(a *attempt, ans *Answer, events bool) (verdict, routing.Outcome) {
+	s := &x.sift
+	s.scan.finish()
+	if !events {
+		return x.whole(a, ans, routing.OutcomeOK)
+	}
+	if x.role == roleEntry && x.strict() && s.scan.seen()&(eventFinish|eventDone|eventError) == 0 &&
+		(s.scan.idLen > 0 || s.scan.events == 0) {
+		// A 200 stream that ends without a finish reason was cut by an engine that closed cleanly.
+		if x.content {
+			return x.breakOff(verdictBroken), routing.OutcomeMalformed
+		}
+		return verdictCut, routing.OutcomeMalformed
+	}
+	if t := s.tail(); x.role == roleEntry && len(t) > 0 {
+		if x.down.Write(t) != nil {
+			return x.stopped(), routing.OutcomeCancelled
+		}
+	}
+	if s.scan.seen()&eventError != 0 {
+		x.outcome = outcomeStreamError
+		o := routing.OutcomeServerError
+		if s.clientError() {
+			o = routing.OutcomeClientError
+		}
+		return x.whole(a, ans, o)
+	}
+	return x.whole(a, ans, routing.OutcomeOK)
+}
+
+// strict reports whether the path's streams are known to end with a finish reason or an end marker.
+func (x *exchange) strict() bool {
+	switch x.class.Route {
+	case "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses":
+		return true
+	}
+	return false
+}
+
+// whole ends an answer that is complete.
+func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, routing.Outcome) {
+	u := &x.sift.scan.usage
+	m := x.p.metrics
+	m.outputTokens.Add(uint64(u.Completion.Or(x.sift.scan.tokens)))
+	m.cachedTokens.Add(uint64(u.Cached.Or(0)))
+	if x.down.Finish(ans.Trailer()) != nil {
+		return x.stopped(), routing.OutcomeCancelled
+	}
+	if o == routing.OutcomeOK {
+		o = statusOutcome(ans.Head.Status)
+	}
+	return verdictDone, o
+}
+
+// statusOutcome is the outcome of a whole answer for the replica's books.
+func statusOutcome(status int) routing.Outcome {
+	switch {
+	case status == 429 || status == 503:
+		return routing.OutcomeBusy
+	case status == 500 || status == 502 || status == 504:
+		return routing.OutcomeServerError
+	case status >= 400:
+		return routing.OutcomeClientError
+	}
+	return routing.OutcomeOK
+}
+
+// gaveUp is the end of a stream in which the engine said that it gave up: an abort, or an error before any content.
+func (x *exchange) gaveUp() (verdict, routing.Outcome) {
+	o := routing.OutcomeServerError
+	if x.sift.scan.seen()&eventError == 0 {
+		o = routing.OutcomeCancelled // announced: the engine is being stopped
+	}
+	if x.content {
+		return x.breakOff(verdictBroken), o
+	}
+	return verdictError, o
+}
+
+// broke is an answer whose body ended early.
+func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
+	cause := context.Cause(ctx)
+	switch {
+	case errors.Is(cause, errCauseDrain), x.ctx.Err() != nil:
+		return x.stopped(), routing.OutcomeCancelled
+	case errors.Is(cause, errCauseFirst):
+		x.outcome = outcomeTimeout
+		x.endBroken(errFirstByte)
+		return verdictDone, routing.OutcomeTimeout
+	case errors.Is(cause, errCauseIdle):
+		x.outcome = outcomeTimeout
+		return x.breakOff(verdictBroken), routing.OutcomeTimeout
+	case errors.Is(x.body.failure(), errBodyTooLarge):
+		x.fail(errTooLarge)
+		return verdictDone, routing.OutcomeCancelled
+	case x.content || !x.stream:
+		return x.breakOff(verdictBroken), routing.OutcomeReset
+	}
+	return verdictCut, routing.OutcomeReset
+}
+
+// breakOff ends an answer that has begun and cannot be made whole.
+func (x *exchange) breakOff(v verdict) verdict {
+	if x.outcome == "" {
+		x.outcome = outcomeCut
+	}
+	if v == verdictError && len(x.sift.bad) > 0 && x.sift.scan.seen()&eventError != 0 {
+		x.outcome = outcomeStreamError
+		_ = x.down.Write(x.sift.bad) // the engine's own words are better than ours
+		x.down.Abort()
+		return verdictDone
+	}
+	x.endBroken(errStreamBroken)
+	return verdictDone
+}
+
+// endBroken ends an answer behind its head: with an error event where one can stand, and never as a whole one.
+func (x *exchange) endBroken(e *apiError) {
+	x.log.Warn("answer broken off", "id", x.id, "node", x.node(), "reason", e.Reason, "content", x.content)
+	if x.stream && x.role == roleEntry && x.sift.scan.format == formatEvents {
+		_ = x.down.Write(x.errorEvent(e)) // the client is gone; nothing to tell it
+	}
+	x.down.Abort()
+}
+
+// errorEvent is an error in the shape that the path's clients look for.
+func (x *exchange) errorEvent(e *apiError) []byte {
+	b := e.Event()
+	if strings.HasSuffix(x.class.Route, "/messages") {
+		b = append([]byte("event: error\n"), b...)
+	}
+	return b
+}
+
+func (x *exchange) node() string {
+	if x.attempt == nil {
+		return ""
+	}
+	return x.attempt.Node
+}
