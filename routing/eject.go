@@ -48,6 +48,7 @@ type health struct {
 	state State
 	since tick
 	why   string
+	seen  facts // what they followed from
 
 	streak       int // hard failures in a row
 	window       [windowSize]outcomeAt

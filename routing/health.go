@@ -81,8 +81,8 @@ func (p *Peer) facts(now tick) facts {
 // refresh notes a change of state; the owner's lock is held. A change by the clock alone is noted at the next look,
 // with the time at which it happened where that is known.
 func (p *Peer) refresh(now tick) {
-	f := p.facts(now)
-	s, why := f.state()
+	p.seen = p.facts(now) // kept in the peer, so that nothing is allocated
+	s, why := p.seen.state()
 	if s == p.state && why == p.why {
 		return
 	}

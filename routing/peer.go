@@ -14,7 +14,8 @@ type Peer struct {
 	boot      uint64
 	self      bool
 	slot      uint16        // index in the prefix index
-	rtt       atomic.Int64  // round trip and zone margin, ns
+	elsewhere atomic.Bool   // in another zone
+	rtt       atomic.Int64  // measured round trip, ns; 0 = unknown
 	pendTok   atomic.Int64  // prompt tokens sent from here without a first token
 	pendN     atomic.Int64  // the requests that they belong to
 	inflight  atomic.Int64  // sent from here and not done
@@ -114,26 +115,22 @@ func (p *Peer) Models() (models []Model, serves Service, ok bool) {
 }
 
 // SetRTT sets the measured round trip on the peer link.
-func (p *Peer) SetRTT(d time.Duration) {
-	if p.table.otherZone(p) {
-		d += otherZone
-	}
-	p.rtt.Store(int64(d))
-}
+func (p *Peer) SetRTT(d time.Duration) { p.rtt.Store(int64(d)) }
 
-// roundTrip returns what being elsewhere costs, in seconds.
+// roundTrip returns what being elsewhere costs, in seconds: the round trip, and more to another zone, so that traffic
+// leaves the zone by itself when the wait here grows.
 func (p *Peer) roundTrip() float64 {
 	if p.self {
 		return 0
 	}
-	if d := p.rtt.Load(); d > 0 {
-		return float64(d) * 1e-9
+	d := p.rtt.Load()
+	if d <= 0 {
+		d = int64(defaultRoundTrip)
 	}
-	d := defaultRoundTrip
-	if p.table.otherZone(p) {
-		d += otherZone
+	if p.elsewhere.Load() {
+		d += int64(otherZone)
 	}
-	return d.Seconds()
+	return float64(d) * 1e-9
 }
 
 // Inflight returns how many requests sent from here are not done.

@@ -96,6 +96,8 @@ func (t *Table) SetMember(m Member, now time.Time) {
 	} else {
 		p.member.Store(&m)
 	}
+	a, b := t.self.member.Load().Zone, m.Zone
+	p.elsewhere.Store(a != b && a != "" && b != "")
 	t.rebuild()
 	t.unpark(p, now)
 }
@@ -262,12 +264,6 @@ func (t *Table) unpark(p *Peer, now time.Time) {
 		}
 		return
 	}
-}
-
-// otherZone reports whether p is known to be in another zone than we are.
-func (t *Table) otherZone(p *Peer) bool {
-	a, b := t.self.member.Load().Zone, p.member.Load().Zone
-	return a != b && a != "" && b != ""
 }
 
 // rebuild publishes a new snapshot.
