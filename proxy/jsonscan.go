@@ -33,6 +33,7 @@ type jsonScan struct {
 	keepLen int
 	cut     bool // the kept value did not fit
 	tmp     [4]byte
+	dense   [256]byte
 	key     [64]byte // a longer key is cut; no known key is that long
 	keep    [512]byte
 }
@@ -327,6 +328,12 @@ func (s *jsonScan) readString(b []byte) int {
 			s.endString()
 			return quote + 1
 		}
+		if start += s.readDense(b[start:]); start == len(b) {
+			return start
+		}
+		if b[start] != '\\' {
+			continue
+		}
 		if start++; start == len(b) {
 			s.state = jsonEscape
 			return start
@@ -341,6 +348,39 @@ func (s *jsonScan) readString(b []byte) int {
 			return start
 		}
 	}
+}
+
+// readDense reads text in which escapes are frequent, such as code, gathering it for the visitor, and returns
+// how many bytes it took. It stops at the end of the string, at an escape that is not a simple one and where
+// escapes become rare.
+func (s *jsonScan) readDense(b []byte) int {
+	i, n, last := 0, 0, 0
+	for i < len(b) && n < len(s.dense) && i-last < 16 {
+		c := b[i]
+		if c == '"' {
+			break
+		}
+		if c == '\\' {
+			if i+1 == len(b) {
+				break
+			}
+			if c = jsonEscapes[b[i+1]]; c == 0 {
+				break
+			}
+			i++
+			last = i
+		}
+		s.dense[n] = c
+		i++
+		n++
+	}
+	if n > 0 {
+		if s.hi != 0 {
+			s.loneHalf()
+		}
+		s.emit(s.dense[:n])
+	}
+	return i
 }
 
 // endString is behind the closing quote.
