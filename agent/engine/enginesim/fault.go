@@ -112,11 +112,10 @@ func (s *Server) Revive() {
 		return
 	}
 	s.dead = false
-	s.engine = New(s.cfg.Params)
+	s.engine, s.born = New(s.cfg.Params), time.Now()
+	s.responses = store{}
 	s.seen.init()
-	if s.cfg.LoadFor > 0 {
-		s.readyAt = time.Now().Add(s.cfg.LoadFor)
-	}
+	s.readyAt = s.born.Add(s.cfg.LoadFor)
 	s.apply()
 }
 

@@ -45,6 +45,7 @@ type Server struct {
 	mu        sync.Mutex
 	engine    *Engine
 	dead      bool
+	born      time.Time // start of the process that is played
 	readyAt   time.Time // the model is loaded
 	stopped   bool      // Run has ended
 	nextJob   uint64
@@ -85,7 +86,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		wake: make(chan struct{}, 1), outputs: map[uint64]*output{}, calls: map[*call]struct{}{},
 		journal: journal{size: cfg.JournalSize, w: cfg.Journal},
 	}
-	s.engine = New(cfg.Params)
+	s.engine, s.born = New(cfg.Params), s.origin
 	s.slots = make([]*output, s.params.Slots)
 	s.seen.init()
 	switch cfg.Dialect {
@@ -98,9 +99,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	default:
 		return nil, fmt.Errorf("enginesim: unknown dialect %q, known are vllm, sglang, llamacpp", cfg.Dialect)
 	}
-	if cfg.LoadFor > 0 {
-		s.readyAt = s.origin.Add(cfg.LoadFor)
-	}
+	s.readyAt = s.born.Add(cfg.LoadFor)
 	s.routes = s.allRoutes()
 	return s, nil
 }
@@ -148,6 +147,12 @@ func (s *Server) stop() {
 
 // now is the virtual time.
 func (s *Server) now() time.Duration { return time.Since(s.origin) }
+
+func (s *Server) bornAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.born
+}
 
 // nudge makes Run look at the engine again.
 func (s *Server) nudge() {

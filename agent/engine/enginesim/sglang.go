@@ -195,7 +195,7 @@ func (d sglang) metrics() []byte {
 	st, seen, _ := d.s.sample()
 	l := `engine_type="unified",model_name="` + d.s.cfg.Model + `",moe_ep_rank="0",pp_rank="0",tp_rank="0"`
 	p := page{float: true}
-	p.process(d.s.origin)
+	p.process(d.s.bornAt())
 	gauge := func(name, help string, v float64) { p.one("sglang:"+name, "gauge", help, l, v) }
 	gauge("num_running_reqs", "The number of running requests.", float64(st.Running))
 	gauge("num_queue_reqs", "The number of requests in the waiting queue.", float64(st.Waiting))

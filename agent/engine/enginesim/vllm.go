@@ -156,7 +156,7 @@ func (d vllm) problem(p problem) (int, []byte) {
 		return 404, openAIError(fmt.Sprintf("The model `%s` does not exist. Valid aliases: %s.", p.detail, d.s.cfg.Model), "NotFoundError", "model", 404)
 	case promptTooLong:
 		return bad(fmt.Sprintf("This model's maximum context length is %d tokens. However, your prompt contains at least %d input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=%d)",
-			d.s.params.Context, p.tokens, p.tokens), "BadRequestError", "input_tokens")
+			d.s.params.Context, d.s.params.Context+1, d.s.params.Context+1), "BadRequestError", "input_tokens") // it stops counting there
 	case outputTooLong:
 		return bad(fmt.Sprintf("max_tokens=%d cannot be greater than max_model_len=%d. Please request fewer output tokens. (parameter=max_tokens, value=%d)",
 			p.tokens, d.s.params.Context, p.tokens), "BadRequestError", "max_tokens")
@@ -212,7 +212,7 @@ func (d vllm) metrics() []byte {
 	if st.Waiting > 0 {
 		capacity = st.Waiting
 	}
-	p.process(d.s.origin)
+	p.process(d.s.bornAt())
 	p.one("vllm:num_requests_running", "gauge", "Number of requests in model execution batches.", l, float64(st.Running))
 	p.one("vllm:num_requests_waiting", "gauge", "Number of requests waiting to be processed.", l, float64(st.Waiting))
 	p.head("vllm:num_requests_waiting_by_reason", "gauge", "Number of waiting requests by reason.")
