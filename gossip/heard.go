@@ -130,6 +130,14 @@ func (h *heard) part(boot uint64) {
 	}
 }
 
+// saidGoodbye reports whether the last record of a boot id was its goodbye.
+func (h *heard) saidGoodbye(boot uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.voices[boot]
+	return v != nil && v.goodbye
+}
+
 func (h *heard) forget(boot uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -150,11 +158,20 @@ func (h *heard) silent(now time.Time) []uint64 {
 	return boots
 }
 
-// strangers counts parked records that wait for at least d: their senders are members that we lack.
-func (h *heard) strangers(d time.Duration, now time.Time) int {
+// ghostAfter is when a member that said goodbye should have left the member list.
+const ghostAfter = 3 * time.Second
+
+// doubts counts what speaks against our member list: records parked for at least d, whose senders are members that we
+// lack, and members that said goodbye and are still on it.
+func (h *heard) doubts(d time.Duration, now time.Time) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := 0
+	for _, v := range h.voices {
+		if v.member && v.goodbye && now.Sub(v.at) >= ghostAfter {
+			n++
+		}
+	}
 	for boot, p := range h.parked {
 		switch age := now.Sub(p.at); {
 		case age >= parkedFor:

@@ -38,8 +38,8 @@ func TestHeardParks(t *testing.T) {
 	assert.Equal(t, verdictFull, h.take(&routing.Report{Boot: 99_999, Seq: 1}, now))
 	assert.Equal(t, verdictOld, h.take(&routing.Report{Boot: 1, Seq: 1}, now))
 	assert.Equal(t, verdictParked, h.take(&routing.Report{Boot: 1, Seq: 2}, now))
-	assert.Equal(t, maxParked, h.strangers(0, now))
-	assert.Zero(t, h.strangers(time.Second, now))
+	assert.Equal(t, maxParked, h.doubts(0, now))
+	assert.Zero(t, h.doubts(time.Second, now))
 
 	r, ok := h.join(1, now.Add(time.Second))
 	assert.True(t, ok)
@@ -47,8 +47,11 @@ func TestHeardParks(t *testing.T) {
 	_, ok = h.join(2, now.Add(6*time.Second))
 	assert.False(t, ok, "too old to be told")
 
-	assert.Equal(t, verdictParked, h.take(&routing.Report{Boot: 99_999, Seq: 1}, now.Add(6*time.Second)), "the old ones made room")
-	assert.Equal(t, 1, h.numParked())
+	assert.Equal(t, verdictParked, h.take(&routing.Report{Boot: 99_997, Seq: 1}, now.Add(6*time.Second)))
+	assert.Equal(t, verdictParked, h.take(&routing.Report{Boot: 99_998, Seq: 1}, now.Add(6*time.Second)))
+	assert.Equal(t, maxParked, h.numParked())
+	assert.Equal(t, verdictParked, h.take(&routing.Report{Boot: 99_999, Seq: 1}, now.Add(6*time.Second)), "the old ones make room")
+	assert.Equal(t, 3, h.numParked())
 }
 
 func TestHeardFailedMember(t *testing.T) {
@@ -76,6 +79,8 @@ func TestHeardSilent(t *testing.T) {
 	h.take(&routing.Report{Boot: 2, Seq: 1, Heartbeat: 5 * time.Second}, now)
 	h.take(&routing.Report{Boot: 3, Seq: 1, Goodbye: true}, now)
 	assert.Empty(t, h.silent(now.Add(3*time.Second)))
+	assert.Zero(t, h.doubts(time.Second, now.Add(2*time.Second)))
+	assert.Equal(t, 1, h.doubts(time.Second, now.Add(3*time.Second)), "said goodbye and is still a member")
 	assert.Equal(t, []uint64{1}, h.silent(now.Add(4*time.Second)))
 	assert.ElementsMatch(t, []uint64{1, 2}, h.silent(now.Add(16*time.Second)))
 	h.part(1)

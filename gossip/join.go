@@ -24,8 +24,10 @@ const (
 	resolveLimit = 3 * time.Second
 	exchangeGap  = time.Second // between two exchanges that still brought news
 	maxExchanges = 10
-	strangerAge  = time.Second // a record of a member that we lack, this old, is worth an exchange
-	maxStranger  = 30 * time.Second
+	doubtAge     = 400 * time.Millisecond // a record of a member that we lack, this old, is worth an exchange
+	doubtEvery   = 200 * time.Millisecond // look for such
+	doubtGap     = 500 * time.Millisecond // between two such exchanges, doubled each time
+	maxDoubtGap  = 30 * time.Second
 	joinWarnGap  = 10 * time.Minute // between two warnings about one seed
 )
 
@@ -130,7 +132,7 @@ func (j *joiner) run(ctx context.Context) {
 	gap := joinFirstGap
 	var settle []time.Time
 	exchanges := 0
-	strangerGap, strangerNext := 2*strangerAge, time.Now()
+	pause, doubtNext := doubtGap, time.Now()
 	next := time.Now() // of a look at the seeds
 	for {
 		now := time.Now()
@@ -159,18 +161,18 @@ func (j *joiner) run(ctx context.Context) {
 				settle = slices.Insert(settle, 0, time.Now().Add(exchangeGap))
 			}
 		}
-		if now = time.Now(); !now.Before(strangerNext) {
-			strangerNext = now.Add(strangerAge)
-			if j.n.heard.strangers(strangerAge, now) == 0 {
-				strangerGap = 2 * strangerAge
+		if now = time.Now(); !now.Before(doubtNext) {
+			doubtNext = now.Add(doubtEvery)
+			if j.n.heard.doubts(doubtAge, now) == 0 {
+				pause = doubtGap
 			} else if !j.alone() {
-				// Somebody sends us records and we do not know him: our member list lacks somebody.
+				// Somebody sends us records whom we do not know, or said goodbye and is still a member for us.
 				j.exchange()
-				strangerNext = time.Now().Add(jitter(strangerGap))
-				strangerGap = min(2*strangerGap, maxStranger)
+				doubtNext = time.Now().Add(jitter(pause))
+				pause = min(2*pause, maxDoubtGap)
 			}
 		}
-		wait := strangerNext.Sub(now)
+		wait := doubtNext.Sub(now)
 		if len(j.seeds) > 0 {
 			wait = min(wait, next.Sub(now))
 		}
@@ -237,7 +239,7 @@ func (j *joiner) visit(ctx context.Context) bool {
 	for i, a := range addrs {
 		for _, s := range from[a] {
 			if errs[i] != nil && !j.anyGood(s, good, from) {
-				j.failed(s, oneLine(errs[i]))
+				j.failed(s, explain(errs[i]))
 			}
 		}
 	}
@@ -313,6 +315,20 @@ func (j *joiner) unreachable() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// explain adds what the operator can do about the errors that the library leaves bare.
+func explain(err error) string {
+	s := oneLine(err)
+	switch {
+	case strings.Contains(s, "no installed keys could decrypt"):
+		return s + " (another GRAPEVINE_GOSSIP_KEY there)"
+	case strings.Contains(s, "encryption is not configured"), strings.Contains(s, "is not encrypted"):
+		return s + " (GRAPEVINE_GOSSIP_KEY is set on one side only)"
+	case strings.HasSuffix(s, "EOF"), strings.Contains(s, "closed pipe"), strings.Contains(s, "reset by peer"), strings.Contains(s, "broken pipe"):
+		return s + " (it hung up: another GRAPEVINE_CLUSTER or GRAPEVINE_GOSSIP_KEY, or no gossip port)"
+	}
+	return s
 }
 
 // oneLine turns the library's list of errors into one line.

@@ -201,3 +201,5 @@ func TestLoopback(t *testing.T) {
 	assert.NotZero(t, s.RecordsHeard)
 	assert.LessOrEqual(t, s.LargestPacket, 1245)
 }
+
+func (l *safeLog) count(s string) int { return strings.Count(l.String(), s) }

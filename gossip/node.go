@@ -339,6 +339,9 @@ func (n *Node) tellOne(m news) {
 		return
 	}
 	id := m.id.Member
+	if m.event == MemberFailed && n.heard.saidGoodbye(id.Boot) {
+		m.event = MemberLeft // memberlist's word of the leave overtook Serf's
+	}
 	if !m.event.Alive() {
 		n.heard.part(id.Boot)
 	}
@@ -367,6 +370,9 @@ func (n *Node) tellOne(m news) {
 				continue // that one is the newer; its own join checks us
 			}
 			n.wg.Go(func() { n.checkNamesake(old) })
+		}
+		if m.id.pod == n.id.pod { // our own former life
+			n.wg.Go(func() { n.checkNamesake(m) })
 		}
 	}
 }

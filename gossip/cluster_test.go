@@ -1,0 +1,341 @@
+package gossip_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/grapevine-lb/grapevine/gossip"
+	"github.com/grapevine-lb/grapevine/gossip/gossiptest"
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// cluster is N agents on a network in memory; it lives in a synctest bubble.
+type cluster struct {
+	t      *testing.T
+	net    *gossiptest.Network
+	cfg    gossip.Config
+	agents []*agent
+	seeds  []string
+	next   uint64
+}
+
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{t: t, net: gossiptest.New(1)}
+	// The last clean-up: time stands still once the test's function is over, and memberlist's goroutines end by timers.
+	t.Cleanup(func() { time.Sleep(time.Minute) })
+	c.net.SetDelay(200*time.Microsecond, 2*time.Millisecond)
+	c.cfg = gossip.Config{Cluster: "test"}
+	return c
+}
+
+// add starts one agent; the first three are the seeds of the others.
+func (c *cluster) add(name string) *agent {
+	c.t.Helper()
+	c.next++
+	tr := c.net.Listen()
+	cfg := c.cfg
+	cfg.Transport = tr
+	cfg.Join = c.seeds
+	a := start(c.t, name, c.next<<32|1, cfg)
+	a.Offer(load(int(c.next)))
+	if len(c.seeds) < 3 {
+		c.seeds = append(c.seeds[:len(c.seeds):len(c.seeds)], tr.Addr())
+	}
+	c.agents = append(c.agents, a)
+	return a
+}
+
+func (c *cluster) grow(n int) {
+	for len(c.agents) < n {
+		c.add(fmt.Sprintf("n%d", len(c.agents)))
+	}
+}
+
+// until advances the time in steps until ok, and returns how long it took.
+func (c *cluster) until(limit time.Duration, what string, ok func() bool) time.Duration {
+	c.t.Helper()
+	began := time.Now()
+	for !ok() {
+		if time.Since(began) > limit {
+			c.t.Fatalf("%s: not within %v", what, limit)
+		}
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+	}
+	return time.Since(began)
+}
+
+// complete reports whether every agent knows every other and has a record of it younger than 3 heartbeats.
+func (c *cluster) complete() bool { return c.completeAmong(c.agents) }
+
+func (c *cluster) completeAmong(agents []*agent) bool {
+	for _, a := range agents {
+		if a.peers() != len(agents)-1 {
+			return false
+		}
+		a.mu.Lock()
+		for _, b := range agents {
+			if at, ok := a.heardAt[b.boot]; a != b && (!ok || time.Since(at) > 3600*time.Millisecond) {
+				a.mu.Unlock()
+				return false
+			}
+		}
+		a.mu.Unlock()
+	}
+	return true
+}
+
+func (c *cluster) saw(event string) int {
+	n := 0
+	for _, a := range c.agents {
+		if a.saw(event) {
+			n++
+		}
+	}
+	return n
+}
+
+func addrs(agents []*agent) (out []string) {
+	for _, a := range agents {
+		out = append(out, a.Addr())
+	}
+	return out
+}
+
+// A real Serf cluster of 64: complete soon, quiet for a minute, one killed and one leaving.
+func TestCluster64(t *testing.T) {
+	wall := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(64)
+		took := c.until(15*time.Second, "complete", c.complete)
+		t.Logf("64 agents complete after %v", took)
+
+		before := c.net.Traffic()
+		time.Sleep(time.Minute)
+		after := c.net.Traffic()
+		t.Logf("idle: %.0f packets/s and %.0f bytes/s an agent", float64(after.Packets-before.Packets)/60/64, float64(after.Bytes-before.Bytes)/60/64)
+		assert.Zero(t, c.saw("failed"))
+		assert.True(t, c.complete())
+		assert.LessOrEqual(t, after.Largest, 1245)
+
+		victim := c.agents[63]
+		c.agents = c.agents[:63]
+		victim.kill()
+		took = c.until(7*time.Second, "kill known", func() bool { return c.saw("failed n63.") == 63 })
+		t.Logf("kill known to all after %v", took)
+
+		leaver := c.agents[62]
+		c.agents = c.agents[:62]
+		leaver.stop()
+		took = c.until(50*time.Millisecond, "goodbye", func() bool {
+			for _, a := range c.agents {
+				if !a.report(leaver.boot).Goodbye {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("goodbye at all after %v", took)
+		took = c.until(8*time.Second, "leave known", func() bool { return c.saw("left n62.") == 62 })
+		t.Logf("leave known to all after %v", took)
+		assert.Zero(t, c.saw("failed n62."))
+		<-leaver.ended
+		assert.NoError(t, leaver.err)
+	})
+	t.Logf("wall time %v", time.Since(wall))
+}
+
+func TestJoinAndKill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(10)
+		c.until(10*time.Second, "complete", c.complete)
+		time.Sleep(5 * time.Second)
+
+		late := c.add("late")
+		took := c.until(2*time.Second, "late joiner known with its load", func() bool { return c.complete() })
+		t.Logf("late joiner complete after %v", took)
+		time.Sleep(time.Second)
+		for _, a := range c.agents[:10] {
+			require.Equal(t, routing.Some(11), a.report(late.boot).Running)
+		}
+
+		c.agents = c.agents[:10]
+		late.kill()
+		took = c.until(6*time.Second, "failed", func() bool { return c.saw("failed late.") == 10 })
+		t.Logf("kill known to all after %v", took)
+		assert.True(t, c.complete())
+	})
+}
+
+func TestPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(10)
+		c.until(10*time.Second, "complete", c.complete)
+		for _, cut := range []time.Duration{15 * time.Second, 40 * time.Second} {
+			left, right := c.agents[:5], c.agents[5:]
+			c.net.Partition(addrs(left), addrs(right))
+			took := c.until(10*time.Second, "split", func() bool { return c.completeAmong(left) && c.completeAmong(right) })
+			t.Logf("split known after %v", took)
+			time.Sleep(cut)
+			assert.True(t, c.completeAmong(left) && c.completeAmong(right), "each half keeps its own")
+			c.net.Heal()
+			took = c.until(10*time.Second, "healed", c.complete)
+			t.Logf("all fresh %v after a cut of %v", took, cut)
+			time.Sleep(5 * time.Second)
+		}
+	})
+}
+
+// A killed agent comes back at once under the same name with another address and boot id.
+func TestRestartSameName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(10)
+		c.until(10*time.Second, "complete", c.complete)
+		time.Sleep(2 * time.Second)
+		old := c.agents[9]
+		old.kill()
+		c.agents = c.agents[:9]
+		again := c.add("n9")
+		took := c.until(2*time.Second, "new one known", func() bool {
+			for _, a := range c.agents[:9] {
+				if !a.knows(again.boot) {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("new address everywhere after %v", took)
+		took = c.until(time.Second, "old one gone", func() bool {
+			for _, a := range c.agents {
+				if a.knows(old.boot) {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("old entry gone %v later", took)
+		time.Sleep(10 * time.Second)
+		assert.True(t, c.complete())
+		assert.Zero(t, c.saw("failed n8."))
+	})
+}
+
+// Two live agents under one name, an operator's mistake: both stay, with a warning.
+func TestTwoAgentsOneName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(3)
+		c.add("n1")
+		c.until(10*time.Second, "complete", c.complete)
+		time.Sleep(10 * time.Second)
+		assert.True(t, c.complete())
+		assert.Zero(t, c.saw("replaced"))
+		assert.Contains(t, c.agents[0].log.String(), "two agents have the same node name")
+	})
+}
+
+func TestLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(30)
+		c.until(15*time.Second, "complete", c.complete)
+		c.net.SetLoss(0.05)
+		type mark struct{ sent, got uint64 }
+		var before, after mark
+		sum := func() (m mark) {
+			for _, a := range c.agents {
+				s := a.Stats()
+				m.sent += s.RecordsSent
+				m.got += s.RecordsHeard
+			}
+			return m
+		}
+		for _, a := range c.agents {
+			a.mu.Lock()
+			a.offBy = 0
+			a.mu.Unlock()
+		}
+		before = sum()
+		for i := range 120 { // 4 changes a second for 30 s
+			for _, a := range c.agents {
+				r := load(1)
+				r.PendingTokens = routing.Some(i % 2 * 100_000)
+				a.Offer(r)
+			}
+			time.Sleep(250 * time.Millisecond)
+		}
+		after = sum()
+		share := float64(after.got-before.got) / float64(after.sent-before.sent)
+		worst := time.Duration(0)
+		for _, a := range c.agents {
+			a.mu.Lock()
+			worst = max(worst, a.offBy)
+			a.mu.Unlock()
+		}
+		t.Logf("%d records sent, %.1f %% arrived, longest gap between two of one origin %v", after.sent-before.sent, 100*share, worst)
+		assert.GreaterOrEqual(t, share, 0.94)
+		assert.Greater(t, after.sent-before.sent, uint64(30*29*30*3), "about 4 records/s each")
+		assert.Less(t, worst, 3600*time.Millisecond)
+		assert.Zero(t, c.saw("failed"))
+	})
+}
+
+func TestWrongKeyAndCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		good, err := gossip.ParseKeys("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+		require.NoError(t, err)
+		other, err := gossip.ParseKeys("/////wQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
+		require.NoError(t, err)
+		c.cfg.Keys = good
+		c.grow(3)
+		c.until(10*time.Second, "complete", c.complete)
+		inside := c.agents
+
+		c.cfg.Keys = other
+		strangers := []*agent{c.add("other-key")}
+		c.cfg.Keys = nil
+		strangers = append(strangers, c.add("no-key"))
+		c.cfg.Keys, c.cfg.Cluster = good, "green"
+		strangers = append(strangers, c.add("other-cluster"))
+
+		time.Sleep(30 * time.Second)
+		assert.True(t, c.completeAmong(inside))
+		for _, s := range strangers {
+			assert.Equal(t, 1, s.Alive(), s.Name())
+			assert.Equal(t, 3, s.log.count("join address unreachable"), "one warning a seed: %s", s.log)
+			assert.NotEmpty(t, s.Stats().Unreachable)
+		}
+		for _, a := range inside {
+			assert.Equal(t, 3, a.Alive())
+			assert.Less(t, a.log.count("level="), 60, "rate-limited: %s", a.log)
+		}
+	})
+}
+
+// A member whose UDP is blocked stays alive by TCP and is named as silent.
+func TestUDPBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(3)
+		c.until(10*time.Second, "complete", c.complete)
+		assert.Empty(t, c.agents[0].Silent())
+		c.net.BlockUDP(c.agents[2].Addr(), true)
+		time.Sleep(20 * time.Second)
+		silent := c.agents[0].Silent()
+		require.Len(t, silent, 1)
+		assert.Equal(t, c.agents[2].boot, silent[0].Boot)
+		assert.Zero(t, c.saw("failed"), "no flapping")
+		c.net.BlockUDP(c.agents[2].Addr(), false)
+		c.until(3*time.Second, "heard again", func() bool { return len(c.agents[0].Silent()) == 0 })
+	})
+}
