@@ -217,3 +217,22 @@ func (a *account) prefillTime() time.Duration {
 	}
 	return time.Duration(float64(a.pending) / rate * float64(time.Second))
 }
+
+// suspicion counts our own engine's hard failures over all entries.
+type suspicion struct {
+	mu sync.Mutex
+	s  routing.Suspicion
+}
+
+func (s *suspicion) note(o routing.Outcome, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.s.Note(o, now)
+}
+
+// Suspect reports whether our own engine has failed so often in a row, whoever asked, that our record should say so.
+func (p *Proxy) Suspect(now time.Time) bool {
+	p.suspicion.mu.Lock()
+	defer p.suspicion.mu.Unlock()
+	return p.suspicion.s.Suspect(now)
+}

@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,10 +28,13 @@ type answer struct {
 
 // attempt is one request under way to one replica. Each count that it makes up, it takes back once.
 type attempt struct {
-	peer   *routing.Peer
-	self   bool // our own engine
-	tokens int
-	flight *flight // at our own engine
+	p       *Proxy
+	peer    *routing.Peer
+	self    bool    // our own engine
+	tokens  int     // prompt tokens that it is believed to compute, at least 1
+	flight  *flight // at our own engine
+	at      time.Time
+	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
 
 	mu    sync.Mutex
 	first bool // the prefill is over, as far as we can tell
@@ -54,7 +59,11 @@ func (x *exchange) try(d routing.Decision) verdict {
 func (x *exchange) begin(d routing.Decision) *attempt {
 	now := time.Now()
 	m := d.Peer.Member()
-	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: x.req.PromptTokens}
+	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.Score, p: x.p}
+	if x.role == roleTarget {
+		a.tokens = x.req.PromptTokens
+	}
+	a.tokens = max(1, a.tokens) // as the table counts it
 	d.Peer.Sent(a.tokens, now)
 	_, at := d.Peer.Report()
 	pa := PickAttempt{Node: m.Node, Boot: m.Boot, Reason: d.Reason, ScoreMS: d.Score * 1000, AgeMS: -1}
@@ -95,6 +104,9 @@ func (a *attempt) firstToken(now time.Time) {
 	if a.flight != nil && !a.ended {
 		a.flight.first(now)
 	}
+	if a.predict > 0 && !a.ended {
+		a.peer.Observe(time.Duration(a.predict*float64(time.Second)), now.Sub(a.at), now)
+	}
 	a.leave(now)
 }
 
@@ -133,6 +145,7 @@ func (a *attempt) end(o routing.Outcome, now time.Time) {
 	a.peer.Done(o, left, now)
 	if a.flight != nil {
 		a.flight.done(now)
+		a.p.suspicion.note(o, now)
 	}
 }
 
@@ -327,6 +340,9 @@ func (x *exchange) classifyError(a *attempt, s *answer, reason string) (verdict,
 	}
 	switch class {
 	case ReplyBusy:
+		if d := retryAfter(s.head.Header); d > 0 {
+			a.peer.HoldOff(d, time.Now())
+		}
 		return verdictBusy, routing.OutcomeBusy
 	case ReplyNotRun:
 		return verdictBusy, routing.OutcomeBusy
@@ -337,6 +353,15 @@ func (x *exchange) classifyError(a *attempt, s *answer, reason string) (verdict,
 		return verdictFailed, routing.OutcomeServerError
 	}
 	return verdictDone, routing.OutcomeClientError
+}
+
+// retryAfter is how long an answer asks to wait; 0 = it does not say, or names a date.
+func retryAfter(h Header) time.Duration {
+	n, err := strconv.Atoi(strings.TrimSpace(h.Get("retry-after")))
+	if err != nil || n < 0 {
+		return 0
+	}
+	return time.Duration(min(n, 3600)) * time.Second
 }
 
 // classifyRefusal says what an error of a peer's agent means for its entry.

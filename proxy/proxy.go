@@ -84,15 +84,16 @@ type Proxy struct {
 	self  uint64 // our boot id
 	hop   string // the same, as the hop header has it
 
-	engine  *netUpstream
-	links   peerLinks
-	account account
-	budget  *retryBudget
-	bodies  *replayBudget
-	deadly  *deadlySet
-	metrics *metrics
-	picks   pickLog
-	rnds    sync.Pool // of *rand.Rand
+	engine    *netUpstream
+	links     peerLinks
+	account   account
+	suspicion suspicion
+	budget    *retryBudget
+	bodies    *replayBudget
+	deadly    *deadlySet
+	metrics   *metrics
+	picks     pickLog
+	rnds      sync.Pool // of *rand.Rand
 
 	inflight atomic.Int64
 	draining atomic.Bool
