@@ -2,23 +2,27 @@ package routing
 
 import "time"
 
-// Answer returns our own exact score for a request that a peer asks about: what the own books say now, with the own
-// digest. ok is false if we take nothing of that class now. It is cheap, and counts nothing.
+// Answer returns our own exact cost for a request that a peer asks about, in seconds, and how many prompt tokens we
+// must compute for it: what the own books say now, with the own digest. What the asker knows itself (round trip, slow
+// start, failures it saw) it adds itself, in Settle. ok is false if we take nothing of that class now. It counts nothing.
 func (t *Table) Answer(r *Request, now time.Time) (score float64, tokens int, ok bool) {
 	s := t.Snapshot()
-	at := t.clock.tick(now)
 	v := t.self.view.Load()
-	switch l := t.self.level(v, at, r.class()); {
-	case l >= levelRefuses:
+	level := t.self.level(v, t.clock.tick(now), r.class())
+	if level >= levelRefuses {
 		return 0, 0, false
 	}
 	blocks := 0
 	if d := t.own.Load(); d != nil && len(r.Prefix) > 0 {
 		blocks = d.Match(r.Prefix)
 	}
-	c := candidate{peer: t.self, view: v}
-	c.rate(s, uncached(r, blocks), at)
-	return c.score, c.tokens, true
+	u := uncached(r, blocks)
+	l := t.self.load(v, s)
+	score = l.terms(u).Total()
+	if level == levelFull {
+		score += fullSeconds
+	}
+	return score, int(u), true
 }
 
 // Candidate is one replica in an explanation.

@@ -111,11 +111,12 @@ func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level
 		x.rate(s, uncached(r, blocks), c.now)
 		if x.index == owner {
 			x.score -= sticky
+			x.extra -= sticky
 		}
 		best := x.score
 		if !sure { // nobody told us what it has cached: at best, all
 			y := *x
-			y.rate(s, 1, c.now)
+			y.rate(s, uncached(r, len(r.Prefix)), c.now)
 			best = y.score
 		}
 		if i == 0 || best < hopeful {
@@ -209,6 +210,7 @@ func (a *auto) askList(c *candidates, owner int, d *Decision) {
 			others++
 		}
 		d.Ask[d.Asks], d.AskScore[d.Asks], d.AskTokens[d.Asks] = x.peer, x.score, x.tokens
+		d.askFactor[d.Asks], d.askExtra[d.Asks] = x.factor, x.extra
 		d.Asks++
 	}
 	if others == 0 {

@@ -10,6 +10,8 @@ type candidate struct {
 	index  int // in its group
 	tokens int // prompt tokens that it must compute
 	score  float64
+	factor float64 // of slow start and slowness
+	extra  float64 // round trip and penalty, s
 }
 
 // candidates is the few replicas that one pick looks at; it lives on the stack.

@@ -59,7 +59,7 @@ func (x *pool) decision(p *Peer, why Reason) Decision {
 
 // least returns the member with the lowest cost and the runner-up; ties go to a random one, without a source to the
 // first.
-func (x *pool) least(rnd *rand.Rand, cost func(p *Peer, l *load) float64) Decision {
+func (x *pool) least(rnd *rand.Rand, cost func(l load) float64) Decision {
 	var best, second *Peer
 	var low, next float64
 	ties := uint64(1)
@@ -69,7 +69,7 @@ func (x *pool) least(rnd *rand.Rand, cost func(p *Peer, l *load) float64) Decisi
 			continue
 		}
 		l := e.peer.load(e.peer.view.Load(), x.s)
-		switch c := cost(e.peer, &l); {
+		switch c := cost(l); {
 		case best == nil || c < low:
 			second, next = best, low
 			best, low, ties = e.peer, c, 1
@@ -120,7 +120,7 @@ func (*leastRequests) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Ran
 	if x.n == 0 {
 		return s.none(x.g, r, now)
 	}
-	return x.least(rnd, func(_ *Peer, l *load) float64 { return l.running + l.waiting })
+	return x.least(rnd, func(l load) float64 { return l.running + l.waiting })
 }
 
 // leastTokens takes the replica with the fewest outstanding tokens: prompt tokens without a first token, and an
@@ -134,7 +134,7 @@ func (a *leastTokens) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Ran
 	if x.n == 0 {
 		return s.none(x.g, r, now)
 	}
-	return x.least(rnd, func(_ *Peer, l *load) float64 { return l.queue + a.output*(l.running+l.waiting) })
+	return x.least(rnd, func(l load) float64 { return l.queue + a.output*(l.running+l.waiting) })
 }
 
 // ewma is the peak-sensitive average of the time to first token times the requests under way, by the power of two

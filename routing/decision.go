@@ -23,12 +23,15 @@ type Decision struct {
 	AskScore [MaxAsk]float64
 	// AskTokens is how many prompt tokens each must compute by what is known, by the same index.
 	AskTokens [MaxAsk]int
+	// What only the asker knows, by the same index: the factor for slow start and slowness, and the seconds to add for
+	// the round trip and for failures.
+	askFactor, askExtra [MaxAsk]float64
 }
 
 // Answer is what an asked replica said.
 type Answer struct {
 	Index  int     // index in Decision.Ask
-	Score  float64 // seconds, exact, without the round trip
+	Score  float64 // seconds, exact: what Table.Answer returned there
 	Tokens int     // prompt tokens that it must compute, by its own digest
 	OK     bool    // false: it refuses (draining, full). Who did not answer in time is not in the list at all
 }
@@ -64,7 +67,7 @@ func Settle(d *Decision, answers []Answer) Decision {
 		}
 		seen[a.Index] = true
 		if p := d.Ask[a.Index]; a.OK {
-			take(p, a.Score+p.roundTrip(), a.Tokens, ReasonAsked)
+			take(p, a.Score*d.askFactor[a.Index]+d.askExtra[a.Index], a.Tokens, ReasonAsked)
 		}
 	}
 	inList := false

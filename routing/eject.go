@@ -50,12 +50,11 @@ type health struct {
 	why   string
 	seen  facts // what they followed from
 
-	streak       int // hard failures in a row
-	window       [windowSize]outcomeAt
-	windowN      int
-	ejections    int // in a row; the doubling
-	ejectedUntil tick
-	ejectedSlow  bool
+	streak      int // hard failures in a row
+	window      [windowSize]outcomeAt
+	windowN     int
+	ejections   int // in a row; the doubling
+	ejectedSlow bool
 
 	firsts  [32]float64 // newest times to first token, s
 	firstsN int
@@ -121,20 +120,22 @@ func (p *Peer) failing(now tick) bool {
 
 // eject puts the replica aside for a time, unless too many of a model's replicas are aside already.
 func (p *Peer) eject(now tick, slow bool) {
-	if now < p.ejectedUntil {
+	last := tick(p.ejected.Load())
+	if now < last {
 		return
 	}
+	p.table.ejecting.Lock() // two at once could both be the last one allowed
+	defer p.table.ejecting.Unlock()
 	if !p.table.mayEject(p, now) {
 		p.trial.Store(trialNone)
 		return
 	}
-	if p.ejections > 0 {
-		p.ejections -= min(p.ejections, int((now-p.ejectedUntil)/forgiveAfter))
-	}
+	p.ejections -= min(p.ejections, int((now-last)/forgiveAfter))
 	p.ejections++
-	d := ejectionTime(p.ejections, mix(p.boot^uint64(now)))
-	p.ejectedUntil, p.ejectedSlow = now+tick(d), slow
-	p.softUntil.Store(max(p.softUntil.Load(), int64(p.ejectedUntil)))
+	until := now + tick(ejectionTime(p.ejections, mix(p.boot^uint64(now))))
+	p.ejected.Store(int64(until))
+	p.ejectedSlow = slow
+	p.softUntil.Store(max(p.softUntil.Load(), int64(until)))
 	p.trial.Store(trialWaiting)
 	p.streak, p.windowN = 0, 0
 	p.slowN = 0
@@ -163,7 +164,7 @@ func (t *Table) mayEject(p *Peer, now tick) bool {
 				continue
 			}
 			switch l := q.level(q.view.Load(), now, 1); {
-			case now < tick(q.softUntil.Load()):
+			case now < tick(q.ejected.Load()):
 				aside++
 			case l <= levelFull:
 				usable++

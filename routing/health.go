@@ -67,7 +67,7 @@ func (f *facts) state() (State, string) {
 func (p *Peer) facts(now tick) facts {
 	f := facts{
 		removed: p.gone.Load(),
-		ejected: now < p.ejectedUntil,
+		ejected: now < tick(p.ejected.Load()),
 		slow:    p.ejectedSlow,
 		refused: now < tick(p.deadUntil.Load()),
 	}
@@ -87,8 +87,8 @@ func (p *Peer) refresh(now tick) {
 		return
 	}
 	at := now
-	if p.state == StateEjected && s == StateReady && p.ejectedUntil > p.since {
-		at = min(now, p.ejectedUntil)
+	if end := tick(p.ejected.Load()); p.state == StateEjected && s == StateReady && end > p.since {
+		at = min(now, end)
 	}
 	p.state, p.since, p.why = s, at, why
 }
@@ -100,8 +100,8 @@ func (p *Peer) Health(now time.Time) Health {
 	defer p.mu.Unlock()
 	p.refresh(at)
 	h := Health{State: p.state, Since: p.table.clock.time(p.since), Why: p.why}
-	if at < p.ejectedUntil {
-		h.EjectedUntil = p.table.clock.time(p.ejectedUntil)
+	if end := tick(p.ejected.Load()); at < end {
+		h.EjectedUntil = p.table.clock.time(end)
 	}
 	return h
 }

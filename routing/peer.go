@@ -22,6 +22,7 @@ type Peer struct {
 	extraTok  atomic.Int64  // sent from here since the newest record
 	extraN    atomic.Int64  // the requests that they belong to
 	softUntil atomic.Int64  // tick until which it is ejected or held off
+	ejected   atomic.Int64  // tick until which it is ejected; softUntil is at least that
 	deadUntil atomic.Int64  // tick until which a refused connection counts as dead
 	failUntil atomic.Int64  // tick until which a failure counts as wait
 	failWait  atomic.Uint64 // that wait, s (float bits)
@@ -152,7 +153,7 @@ func (p *Peer) Sent(tokens int, now time.Time) {
 	p.extraTok.Add(n)
 	p.extraN.Add(1)
 	p.sends.add(at, n)
-	if at >= p.ejectedUntil {
+	if at >= tick(p.ejected.Load()) {
 		p.trial.CompareAndSwap(trialWaiting, trialRunning)
 	}
 }

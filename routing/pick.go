@@ -75,13 +75,13 @@ func (s *Snapshot) groupFor(r *Request) *group {
 	return s.models[r.Model]
 }
 
-// score fills in the candidate's score for u uncached prompt tokens.
+// rate fills in the candidate's score for u uncached prompt tokens.
 func (c *candidate) rate(s *Snapshot, u float64, now tick) {
 	l := c.peer.load(c.view, s)
 	t := l.terms(u)
 	c.peer.marks(c.view, s, now, &t)
 	c.tokens = int(u)
-	c.score = t.Total()
+	c.score, c.factor, c.extra = t.Total(), t.factor(), t.RoundTrip+t.Penalty
 }
 
 // marks adds to the terms what the replica's past says.

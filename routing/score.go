@@ -11,6 +11,8 @@ const (
 	limitSeconds = 0.5  // s at the limit of running requests
 	limitFrom    = 0.9  // share of the limit where that begins
 
+	fullSeconds = 5 // s, on top where there is no KV space and no free GPU memory at all
+
 	defaultRate      = 2000                 // prompt tokens/s, until anybody has measured
 	defaultRoundTrip = time.Millisecond     // to a peer, until measured
 	otherZone        = 5 * time.Millisecond // on top of the round trip
@@ -45,8 +47,11 @@ type Terms struct {
 //
 //	((Queue + Prefill + Harm + KV + Limit) · Slowness) / SlowStart + RoundTrip + Penalty
 func (t Terms) Total() float64 {
-	return (t.Queue+t.Prefill+t.Harm+t.KV+t.Limit)*t.Slowness/t.SlowStart + t.RoundTrip + t.Penalty
+	return (t.Queue+t.Prefill+t.Harm+t.KV+t.Limit)*t.factor() + t.RoundTrip + t.Penalty
 }
+
+// factor returns what the load's seconds are multiplied by.
+func (t Terms) factor() float64 { return t.Slowness / t.SlowStart }
 
 // terms returns the parts of the score that follow from the load, for a request of u uncached prompt tokens.
 //

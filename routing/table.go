@@ -38,6 +38,8 @@ type Table struct {
 	share   atomic.Uint64 // our share of the fleet's arrivals (float bits)
 	rampOff atomic.Bool   // more than half of the fleet is in slow start
 
+	ejecting sync.Mutex // one ejection at a time; taken inside a peer's lock
+
 	mu       sync.Mutex
 	peers    map[uint64]*Peer
 	parked   []parked
