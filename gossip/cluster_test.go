@@ -182,7 +182,7 @@ func TestPartition(t *testing.T) {
 		for _, cut := range []time.Duration{15 * time.Second, 40 * time.Second} {
 			left, right := c.agents[:5], c.agents[5:]
 			c.net.Partition(addrs(left), addrs(right))
-			took := c.until(10*time.Second, "split", func() bool { return c.completeAmong(left) && c.completeAmong(right) })
+			took := c.until(15*time.Second, "split", func() bool { return c.completeAmong(left) && c.completeAmong(right) })
 			t.Logf("split known after %v", took)
 			time.Sleep(cut)
 			assert.True(t, c.completeAmong(left) && c.completeAmong(right), "each half keeps its own")

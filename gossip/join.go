@@ -68,6 +68,9 @@ func parseSeed(s string, port uint16) (host string, p uint16, srv bool, err erro
 	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
 		return a.String(), port, false, nil // also a bare IPv6 address
 	}
+	if strings.ContainsAny(s, "/ ") {
+		return "", 0, false, fmt.Errorf("join address %q: want host, host:port or srv+name", s)
+	}
 	host = s
 	if h, ps, err := net.SplitHostPort(s); err == nil {
 		n, err := strconv.ParseUint(ps, 10, 16)
@@ -76,7 +79,10 @@ func parseSeed(s string, port uint16) (host string, p uint16, srv bool, err erro
 		}
 		host, port = h, uint16(n)
 	}
-	if host == "" || strings.ContainsAny(host, ":/ ") {
+	if _, err := netip.ParseAddr(host); err == nil {
+		return host, port, false, nil
+	}
+	if host == "" || strings.Contains(host, ":") {
 		return "", 0, false, fmt.Errorf("join address %q: want host, host:port or srv+name", s)
 	}
 	return host, port, false, nil
