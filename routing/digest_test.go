@@ -1,0 +1,196 @@
+package routing
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func chain(session uint64, n int) []uint64 {
+	out := make([]uint64, n)
+	for i := range out {
+		out[i] = mix(session<<20 + uint64(i))
+	}
+	return out
+}
+
+func TestDigestIsAnLRUOfWholeChains(t *testing.T) {
+	d := NewDigest(10 * PrefixBlockTokens)
+	a, b := chain(1, 6), chain(2, 3)
+	d.Touch(a)
+	d.Touch(b)
+	assert.Equal(t, 6, d.Match(a))
+	assert.Equal(t, 3, d.Match(b))
+	assert.Zero(t, d.Match(chain(3, 2)))
+	d.Touch(chain(3, 4)) // 13 blocks for 10 places: the deepest of the oldest chain go
+	assert.Equal(t, 3, d.Match(a))
+	assert.Equal(t, 3, d.Match(b))
+	d.Touch(a[:1])
+	d.Touch(chain(4, 3)) // two of a are left that were not used again, then b's deepest
+	assert.Equal(t, 1, d.Match(a))
+	assert.Equal(t, 2, d.Match(b))
+	assert.Equal(t, 10, d.Len())
+	d.Clear()
+	assert.Zero(t, d.Len())
+	assert.Zero(t, d.Match(a))
+}
+
+func TestDigestSize(t *testing.T) {
+	assert.Equal(t, 839, NewDigest(430_000).capacity)
+	assert.Equal(t, 839, NewDigest(0).capacity, "unknown")
+	d := NewDigest(0)
+	d.Touch(chain(1, 500))
+	d.Resize(100 * PrefixBlockTokens)
+	assert.Equal(t, 100, d.Match(chain(1, 500)))
+}
+
+func TestDigestIsCorrectedByTheEngine(t *testing.T) {
+	d := NewDigest(1000 * PrefixBlockTokens)
+	d.Touch(chain(1, 1000))
+	d.Correct(50_000, 50_000-100)
+	assert.Equal(t, 1000, d.Len(), "less than a block apart: right")
+	d.Correct(50_000, 10_000)
+	assert.Equal(t, 950, d.Len())
+	for range 200 {
+		d.Correct(50_000, 0)
+	}
+	assert.Equal(t, 16, d.Len(), "never to nothing")
+	for range 1000 {
+		d.Correct(512, 512)
+	}
+	assert.Equal(t, 1000, d.capacity, "grows back while right")
+}
+
+// TestDeltasRebuildTheDigest plays random traffic, with deltas lost on the way, against a peer's index.
+func TestDeltasRebuildTheDigest(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	d := NewDigest(200 * PrefixBlockTokens)
+	tbl := newFleet(2)
+	pulls := 0
+	for range 3000 {
+		d.Touch(chain(uint64(rnd.IntN(60)), 1+rnd.IntN(20)))
+		if rnd.IntN(500) == 0 {
+			d.Clear()
+		}
+		x, ok := d.Delta(2, DeltaMax)
+		if !ok {
+			continue
+		}
+		wire := x.Append(nil)
+		require.LessOrEqual(t, len(wire), 255)
+		y, err := DecodeDelta(wire)
+		require.NoError(t, err)
+		require.Equal(t, x, y)
+		if rnd.IntN(10) == 0 {
+			continue // lost
+		}
+		if !tbl.ApplyDelta(y, t0) {
+			pulls++
+			list, seq := d.Blocks()
+			boot, seq, list, err := DecodeDigest(AppendDigest(nil, 2, seq, list))
+			require.NoError(t, err)
+			tbl.SetDigest(boot, seq, list, t0)
+			require.True(t, tbl.ApplyDelta(y, t0), "a delta of the past is no gap")
+		}
+	}
+	assert.Positive(t, pulls)
+	for {
+		x, ok := d.Delta(2, DeltaMax)
+		if !ok {
+			break
+		}
+		if !tbl.ApplyDelta(x, t0) {
+			list, seq := d.Blocks()
+			tbl.SetDigest(2, seq, list, t0)
+		}
+	}
+	want, _ := d.Blocks()
+	var got []uint32
+	for b := range tbl.index.held[tbl.Peer(2)] {
+		got = append(got, b)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	assert.Equal(t, want, got)
+	tbl.RemoveMember(2, t0)
+	assert.Empty(t, tbl.index.blocks, "nothing of it is left")
+}
+
+func TestDigestBehind(t *testing.T) {
+	tbl := newFleet(2)
+	assert.False(t, tbl.DigestBehind(2), "its record does not say")
+	r := ready(2, 2)
+	r.PrefixSeq = Some(uint32(3))
+	tbl.Update(r, t0)
+	assert.True(t, tbl.DigestBehind(2))
+	tbl.SetDigest(2, 3, nil, t0)
+	assert.False(t, tbl.DigestBehind(2))
+}
+
+func TestPrefixIndex(t *testing.T) {
+	tbl := newFleet(30)
+	prefix := chain(1, 40)
+	low := func(n int) (out []uint32) {
+		for _, b := range prefix[:n] {
+			out = append(out, uint32(b))
+		}
+		return out
+	}
+	for b := uint64(1); b <= 20; b++ {
+		tbl.SetDigest(b, 1, low(2), t0) // a common system prompt
+	}
+	tbl.SetDigest(3, 1, low(33), t0)
+	tbl.SetDigest(4, 1, low(24), t0)
+	var k cachedBlocks
+	tbl.index.find(prefix, &k)
+	assert.Equal(t, 33, k.depth)
+	assert.Equal(t, 1, k.best.n())
+	assert.Equal(t, tbl.Peer(3), tbl.index.peer(k.best.slots[0]))
+	assert.Equal(t, 33, k.blocks(tbl.Peer(3).slot))
+	got := k.blocks(tbl.Peer(4).slot)
+	assert.LessOrEqual(t, got, 24)
+	assert.GreaterOrEqual(t, got, 20, "a lower bound by the depths looked at")
+	assert.Equal(t, 2, tbl.index.uncommon(prefix, 30), "the first block that is not everywhere")
+	assert.Equal(t, 0, tbl.index.uncommon(chain(2, 3), 30))
+	assert.Equal(t, 1, tbl.index.uncommon(prefix[:2], 30), "all are common: the last")
+
+	// in the order of a pick: the holder is a candidate, and wins with its cached prefix
+	r := ready(1, 2)
+	r.PendingTokens = Some(900_000)
+	tbl.Update(r, t0)
+	d := mustPolicy(t, "auto").Pick(tbl.Snapshot(), &Request{Model: "m", PromptTokens: 40 * 512, Prefix: prefix}, t0, newRand(1))
+	assert.Equal(t, uint64(3), d.Ask[0].Boot())
+	assert.Equal(t, 7*512, d.AskTokens[0])
+	assert.Equal(t, ReasonPrefix, d.Reason)
+}
+
+func TestNewSessionsMeetAtTheirOwner(t *testing.T) {
+	tbl := newFleet(60)
+	p := mustPolicy(t, "auto")
+	seen := map[uint64]bool{}
+	for seed := range uint64(20) {
+		r := ready(1, uint32(seed+2))
+		r.PendingTokens = Some(90_000)
+		tbl.Update(r, t0)
+		d := p.Pick(tbl.Snapshot(), &Request{Model: "m", PromptTokens: 600, Prefix: chain(9, 1)}, t0, newRand(seed))
+		seen[d.Ask[0].Boot()] = true
+	}
+	assert.Len(t, seen, 1, "idle replicas alike: the first owner is preferred, whoever asks")
+}
+
+func FuzzDecodeDelta(f *testing.F) {
+	x := Delta{Boot: 7, Seq: 9, Added: []uint32{1, 2}, Dropped: []uint32{3}}
+	f.Add(x.Append(nil))
+	f.Add([]byte{1, 2, 3})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		d, err := DecodeDelta(b)
+		if err != nil {
+			require.ErrorIs(t, err, ErrDigest)
+			return
+		}
+		require.Equal(t, b, d.Append(nil))
+	})
+}
