@@ -77,7 +77,7 @@ func TestCustomMapping(t *testing.T) {
 		assert.Equal(t, 0.25, rd.KVUsed.V)
 		assert.Equal(t, 6, rd.Waiting.V, "5 of rank 0 and 1 of rank 1")
 		assert.Equal(t, "/internal", rd.Field(FieldWaiting).Page)
-		r.client.CloseIdleConnections()
+		r.Close()
 	}
 }
 

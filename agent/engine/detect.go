@@ -106,7 +106,7 @@ func (r *Reader) lookAround(ctx context.Context) (*Table, string, error) {
 func (r *Reader) detectGet(ctx context.Context, path string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.timeout())
 	defer cancel()
-	return r.get(ctx, path, 0, "*/*", nil)
+	return r.get(ctx, path, "*/*", nil)
 }
 
 // byPrefix finds the table whose prefix the first matching family on the page has. HELP and TYPE lines count too: a
@@ -173,7 +173,7 @@ func (r *Reader) readVersion(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.timeout())
 	defer cancel()
-	a, err := r.get(ctx, st.table.Version, 0, "application/json", nil)
+	a, err := r.get(ctx, st.table.Version, "application/json", nil)
 	if err != nil || a.status != http.StatusOK {
 		return
 	}

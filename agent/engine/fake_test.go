@@ -116,7 +116,7 @@ func (f *fakeEngine) url(t testing.TB) *url.URL {
 func (f *fakeEngine) reader(t testing.TB, kind Kind) *Reader {
 	r := New(Config{URL: f.url(t), Kind: kind})
 	require.NoError(t, r.cfg.Validate())
-	t.Cleanup(r.client.CloseIdleConnections)
+	t.Cleanup(r.Close)
 	return r
 }
 

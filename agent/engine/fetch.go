@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -88,13 +87,14 @@ func baseURL(u *url.URL) string {
 	return u.Scheme + "://" + u.Host + strings.TrimSuffix(u.EscapedPath(), "/")
 }
 
-// address returns the URL of a path, on another port of the same host if port is not zero.
-func (r *Reader) address(path string, port int) string {
-	if strings.HasPrefix(path, "http://") || strings.HasPrefix(path, "https://") {
+// address returns the URL of a path of a [Page].
+func (r *Reader) address(path string) string {
+	switch {
+	case strings.HasPrefix(path, "http://"), strings.HasPrefix(path, "https://"):
 		return path
-	}
-	if port != 0 && r.cfg.URL.Scheme != "unix" {
-		return r.cfg.URL.Scheme + "://" + net.JoinHostPort(r.cfg.URL.Hostname(), strconv.Itoa(port)) + path
+	case strings.HasPrefix(path, ":") && r.cfg.URL.Scheme != "unix":
+		port, rest, _ := strings.Cut(path[1:], "/")
+		return r.cfg.URL.Scheme + "://" + net.JoinHostPort(r.cfg.URL.Hostname(), port) + "/" + rest
 	}
 	return r.base + path
 }
@@ -109,16 +109,16 @@ type answer struct {
 
 // get fetches one page into buf's storage. The error is one of the sentinels above, wrapped, or another transport
 // error; an answer with any status is no error.
-func (r *Reader) get(ctx context.Context, path string, port int, accept string, buf []byte) (answer, error) {
-	return r.do(ctx, http.MethodGet, path, port, accept, nil, buf)
+func (r *Reader) get(ctx context.Context, path, accept string, buf []byte) (answer, error) {
+	return r.do(ctx, http.MethodGet, path, accept, nil, buf)
 }
 
-func (r *Reader) do(ctx context.Context, method, path string, port int, accept string, body, buf []byte) (answer, error) {
+func (r *Reader) do(ctx context.Context, method, path, accept string, body, buf []byte) (answer, error) {
 	var rd io.Reader
 	if body != nil {
 		rd = bytes.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, r.address(path, port), rd)
+	req, err := http.NewRequestWithContext(ctx, method, r.address(path), rd)
 	if err != nil {
 		return answer{}, fmt.Errorf("%s: %w", path, err)
 	}

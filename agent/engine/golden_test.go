@@ -101,12 +101,7 @@ func TestGoldenReadings(t *testing.T) {
 				pages[path] = captured(t, "pages/"+file)
 			}
 			f := newFake(t, pages)
-			cfg := Config{URL: f.url(t), Kind: g.kind}
-			if g.kind == Triton {
-				cfg.MetricsURL = "/metrics" // its own port otherwise
-			}
-			r := New(cfg)
-			defer r.client.CloseIdleConnections()
+			r := f.reader(t, g.kind)
 			rd, err := r.Read(t.Context())
 			compare(t, filepath.Join("testdata", "golden", name+".json"), printed(t, &rd, err))
 		})

@@ -84,7 +84,7 @@ func (r *Reader) Health(ctx context.Context) Health {
 		if known != "" && p.Path != known {
 			continue
 		}
-		a, err := r.get(ctx, p.Path, 0, "*/*", nil)
+		a, err := r.get(ctx, p.Path, "*/*", nil)
 		if err != nil {
 			return r.unhealthy(err)
 		}

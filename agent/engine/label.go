@@ -106,6 +106,14 @@ func quotedName(b []byte) []byte {
 	return b[1:n]
 }
 
+// validLabels tells whether the text between the braces makes sense to its end.
+func validLabels(labels []byte) bool {
+	it := labelIter{rest: labels}
+	for it.next() {
+	}
+	return !it.bad
+}
+
 // findLabel returns the escaped value of a label.
 func findLabel(labels []byte, name string) ([]byte, bool) {
 	for it := (labelIter{rest: labels}); it.next(); {

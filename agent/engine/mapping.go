@@ -52,10 +52,9 @@ type Entry struct {
 // Page is something to fetch.
 type Page struct {
 	Name string
-	// Paths are tried in turn; the first that the engine has is kept. Relative to the engine's URL.
+	// Paths are tried in turn; the first that the engine has is kept. Relative to the engine's URL; one that starts
+	// with a port, :8002/metrics, is on that port of the same host.
 	Paths []string
-	// Port, if not zero, replaces the port of the engine's URL (Triton's metrics have a listener of their own).
-	Port int
 	// JSON pages are read by pointers, others as Prometheus text.
 	JSON bool
 	// Every limits how often the page is fetched while a cheaper page before it answers; 0: on every Read.

@@ -38,7 +38,7 @@ func (r *Reader) Models(ctx context.Context) ([]Model, error) {
 	if path == "" {
 		path = "/v1/models"
 	}
-	a, err := r.get(ctx, path, 0, "application/json", nil)
+	a, err := r.get(ctx, path, "application/json", nil)
 	if err != nil {
 		return nil, fmt.Errorf("models: %w", err)
 	}
@@ -154,7 +154,7 @@ func whole(raw json.RawMessage) int {
 
 // modelInfo fills in what TGI and TEI say about their only model, and makes an entry of it if there was no list.
 func (r *Reader) modelInfo(ctx context.Context, path string, list []Model) ([]Model, error) {
-	a, err := r.get(ctx, path, 0, "application/json", nil)
+	a, err := r.get(ctx, path, "application/json", nil)
 	if err != nil {
 		return list, err
 	}
@@ -196,7 +196,7 @@ func (r *Reader) modelInfo(ctx context.Context, path string, list []Model) ([]Mo
 
 // markLoaded looks which models Ollama holds in memory.
 func (r *Reader) markLoaded(ctx context.Context, list []Model) error {
-	a, err := r.get(ctx, "/api/ps", 0, "application/json", nil)
+	a, err := r.get(ctx, "/api/ps", "application/json", nil)
 	if err != nil {
 		return err
 	}

@@ -37,6 +37,7 @@ type Reader struct {
 	last     Reading
 	resets   int
 	health   healthMemory
+	warm     routing.Service // what answered the last warm-up
 }
 
 // state is a table in use. All but the table belongs to Read.
@@ -56,7 +57,6 @@ type pageState struct {
 	page    Page
 	paths   []string
 	path    string // the one that works, "" until known
-	port    int
 	scanner *scanner
 	entries []int // indices into state.compiled
 	tried   time.Time
@@ -81,6 +81,13 @@ func New(cfg Config) *Reader {
 		r.use(tableOf(k), "configured")
 	}
 	return r
+}
+
+// Close drops idle connections; the Reader may be used again.
+func (r *Reader) Close() {
+	if r.client != nil {
+		r.client.CloseIdleConnections()
+	}
 }
 
 // Kind is the engine's kind, Auto until it is known.
@@ -117,7 +124,20 @@ func (r *Reader) Abilities() Abilities {
 	return r.state.table.Abilities
 }
 
-// Paths lists the pages that Read and Health call, for documentation and tests.
+// Serves are the kinds of path that the engine answers, as far as its table and the last warm-up tell; 0 unknown.
+func (r *Reader) Serves() routing.Service {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.warm == routing.ServeEmbeddings: // chat and completions were tried first and refused
+		return routing.ServeEmbeddings | routing.ServeRerank | routing.ServeTokenize | routing.ServeOther
+	case r.state != nil:
+		return r.state.table.Abilities.Serves
+	}
+	return 0
+}
+
+// paths lists the pages that Read and Health call.
 func (t *Table) paths() []string {
 	var out []string
 	for _, p := range t.Pages {
@@ -138,7 +158,7 @@ func (r *Reader) use(t *Table, evidence string) {
 		return
 	}
 	r.state = r.newState(t)
-	r.last, r.health = Reading{}, healthMemory{}
+	r.last, r.health, r.warm = Reading{}, healthMemory{}, 0
 }
 
 // newState compiles a table's entries behind the custom ones.
@@ -153,9 +173,9 @@ func (r *Reader) newState(t *Table) *state {
 		if !used || st.page(p.Name) != nil {
 			continue
 		}
-		ps := &pageState{page: p, paths: p.Paths, port: p.Port, scanner: newScanner()}
+		ps := &pageState{page: p, paths: p.Paths, scanner: newScanner()}
 		if p.Name == mainPage && r.res.metrics != nil {
-			ps.paths, ps.port = []string{r.res.metrics.String()}, 0
+			ps.paths = []string{r.res.metrics.String()}
 		}
 		st.pages = append(st.pages, ps)
 	}
@@ -299,7 +319,7 @@ func (r *Reader) fetchPage(ctx context.Context, p *pageState) (answer, error) {
 	var err error
 	for _, path := range paths {
 		var a answer
-		a, err = r.get(ctx, path, p.port, accept, r.buf)
+		a, err = r.get(ctx, path, accept, r.buf)
 		if cap(a.body) > cap(r.buf) {
 			r.buf = a.body
 		}
@@ -399,7 +419,7 @@ func (st *state) compose(now time.Time) Reading {
 			continue
 		}
 		s := st.compiled[i].page.source(st.results[i], now)
-		if s.ok || sources[f].why == whyNoEntry || better(s.why, sources[f].why) {
+		if s.weight() > sources[f].weight() {
 			sources[f] = s
 		}
 	}
@@ -424,9 +444,25 @@ func (st *state) compose(now time.Time) Reading {
 	return rd
 }
 
-// better prefers the reason that an operator can act on.
-func better(a, b reason) bool {
-	return b == whyAbsent && (a == whyNotFinite || a == whyRange || a == whyPage)
+// weight orders the reasons of alternatives: what an operator can act on first.
+func (s source) weight() int {
+	switch s.why {
+	case whyKnown:
+		return 9
+	case whyNotFinite, whyRange, whyZeroDivisor, whyStale:
+		return 5
+	case whyPage:
+		if s.hint {
+			return 4
+		}
+		return 2
+	case whyAbsent:
+		return 3
+	case whyNotRead:
+		return 1
+	default:
+		return 0
+	}
 }
 
 // keep remembers the reading for the next comparison; a counter that is unknown for a while keeps its old value.
@@ -453,7 +489,7 @@ func (p *pageState) source(res result, now time.Time) source {
 	s := source{page: path, metric: res.metric, at: p.at}
 	switch {
 	case p.at.IsZero() && p.err != nil:
-		s.why, s.detail = whyPage, p.err.Error()
+		s.why, s.detail, s.hint = whyPage, p.err.Error(), p.page.Hint != ""
 	case p.at.IsZero():
 		s.why = whyNotRead
 	case now.Sub(p.at) >= staleAfter+p.page.Every:

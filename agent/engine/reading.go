@@ -45,6 +45,7 @@ type source struct {
 	at           time.Time
 	why          reason
 	detail       string
+	hint         bool // detail tells the operator what to do
 	value        float64
 	ok           bool
 }
@@ -64,7 +65,7 @@ const (
 	whyPage // detail has the page's error
 )
 
-func (s source) why_() string {
+func (s source) text() string {
 	switch s.why {
 	case whyKnown:
 		return ""
@@ -114,7 +115,7 @@ func (r *Reading) Field(f Field) FieldStatus {
 	}
 	return FieldStatus{
 		Field: f, Value: routing.Opt[float64]{V: s.value, OK: s.ok},
-		Page: s.page, Metric: s.metric, At: s.at, Why: s.why_(),
+		Page: s.page, Metric: s.metric, At: s.at, Why: s.text(),
 	}
 }
 

@@ -119,7 +119,7 @@ func (s *scanner) line(line []byte) {
 	var labels []byte
 	if len(rest) > 0 && rest[0] == '{' {
 		n := labelsEnd(rest)
-		if n < 0 {
+		if n < 0 || !validLabels(rest[1:n]) {
 			s.bad++
 			return
 		}

@@ -8,6 +8,7 @@ import "github.com/grapevine-lb/grapevine/routing"
 var trtllmTable = Table{
 	Kind:     TRTLLM,
 	Prefixes: []string{"trtllm_"},
+	OwnedBy:  "tensorrt_llm",
 	Pages: []Page{{Name: mainPage, Paths: []string{"/prometheus/metrics"},
 		Hint: "set return_perf_metrics and enable_iter_perf_stats"}},
 	Entries: []Entry{
@@ -37,7 +38,7 @@ var trtllmTable = Table{
 var tritonTable = Table{
 	Kind:     Triton,
 	Prefixes: []string{"nv_trt_llm_", "nv_inference_"},
-	Pages: []Page{{Name: mainPage, Paths: []string{"/metrics"}, Port: 8002,
+	Pages: []Page{{Name: mainPage, Paths: []string{"/metrics", ":8002/metrics"}, // the OpenAI frontend's, the server's
 		Hint: "set GRAPEVINE_ENGINE_METRICS_URL to Triton's metrics listener"}},
 	Entries: []Entry{
 		tritonRequests(FieldRunning, "active").

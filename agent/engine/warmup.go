@@ -35,6 +35,9 @@ func (r *Reader) WarmUp(ctx context.Context, model string) error {
 	for _, kind := range order(st.table.WarmUp, m) {
 		err := r.warmUp(ctx, kind, m.ID)
 		if err == nil {
+			r.mu.Lock()
+			r.warm = kind
+			r.mu.Unlock()
 			return nil
 		}
 		failures = append(failures, err)
@@ -83,7 +86,7 @@ func (w *wrongKind) Unwrap() error { return w.StatusError }
 // warmUp sends one request and wants a whole answer of the right shape.
 func (r *Reader) warmUp(ctx context.Context, kind Service, model string) error {
 	path, body := warmUpRequest(kind, model)
-	a, err := r.do(ctx, http.MethodPost, path, 0, "application/json", body, nil)
+	a, err := r.do(ctx, http.MethodPost, path, "application/json", body, nil)
 	if err != nil {
 		return err
 	}
@@ -173,7 +176,7 @@ func (r *Reader) CountTokens(ctx context.Context, model, text string) (int, erro
 	if err != nil {
 		return 0, fmt.Errorf("count tokens: %w", err)
 	}
-	a, err := r.do(ctx, http.MethodPost, t.Path, 0, "application/json", body, nil)
+	a, err := r.do(ctx, http.MethodPost, t.Path, "application/json", body, nil)
 	if err != nil {
 		return 0, fmt.Errorf("count tokens: %w", err)
 	}
