@@ -28,7 +28,8 @@ const FakeModel = "sim"
 func (s *Stage) FakeEngine(n int, args ...string) *Engine {
 	s.t.Helper()
 	addr := s.Addr(n, EnginePort)
-	args = append([]string{"-listen", addr, "-model", FakeModel}, args...)
+	journal := filepath.Join(s.dir, fmt.Sprintf("engine%d.journal", n))
+	args = append([]string{"-listen", addr, "-model", FakeModel, "-journal", journal}, args...)
 	e := &Engine{N: n, URL: "http://" + addr, Addr: addr, Model: FakeModel}
 	e.Process = s.Start(fmt.Sprintf("engine%d", n), nil, Build(s.t, "./test/fakeengine"), args...)
 	e.waitHealthy(10 * time.Second)

@@ -153,3 +153,31 @@ func TestStagesDoNotMeet(t *testing.T) {
 	require.NoError(t, err)
 	ln.Close()
 }
+
+func TestFakeEngine(t *testing.T) {
+	s := New(t)
+	e := s.FakeEngine(1, "-decode-step", "2ms")
+	var c Client
+	defer c.Close()
+	a := c.Do(t.Context(), e.URL, Chat{Model: e.Model, Prompt: "hello", MaxTokens: 5, Stream: true})
+	require.NoError(t, a.Err)
+	assert.Equal(t, "length", a.Finish)
+	e.Fault(map[string]any{"kind": "reset", "after": 2})
+	b := c.Do(t.Context(), e.URL, Chat{Model: e.Model, Prompt: "hello again", MaxTokens: 5, Stream: true})
+	require.Error(t, b.Err)
+	e.Kill()
+	runs := s.Runs()
+	require.Len(t, runs, 2)
+	assert.Equal(t, "done", runs[0].Outcome)
+	assert.Equal(t, "reset", runs[1].Outcome)
+	assert.Equal(t, 5, runs[0].Tokens)
+}
+
+func TestTwice(t *testing.T) {
+	run := func(engine, prompt string, from, to int64) (r Run) {
+		r.Engine, r.PromptHash, r.Received, r.End = engine, prompt, from*1e9, to*1e9
+		return r
+	}
+	assert.Empty(t, Twice([]Run{run("a", "x", 1, 5), run("b", "x", 5, 9), run("a", "y", 2, 8), run("b", "x", 3, 0)}, time.Second))
+	assert.Len(t, Twice([]Run{run("b", "x", 3, 9), run("a", "x", 1, 5)}, time.Second), 1)
+}
