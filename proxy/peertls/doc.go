@@ -15,5 +15,6 @@
 // The files variant uses certificates that an operator made. They name no boot id, so only membership is
 // proven there, and validity counts as usual. The files are read again when they change.
 //
-// An Identity is for concurrent use.
+// An Identity is for concurrent use. Connections need some buffer of their own: over net.Pipe, which has none,
+// a resumed handshake stands still, since both sides write at once.
 package peertls
