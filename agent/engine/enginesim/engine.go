@@ -28,6 +28,7 @@ type Engine struct {
 	step    int64 // steps completed
 	busy    bool
 	idleAt  picos // when an idle engine got work: its next step starts then
+	wakeup  picos // from the arrival at an idle engine to its first step
 	start   picos
 	left    int   // steps under way
 	length  picos // duration of the first of them
@@ -118,7 +119,7 @@ func (e *Engine) Submit(now time.Duration, j Job) (Handle, error) {
 	if e.busy {
 		e.stopRun()
 	} else if len(e.order) == 0 && e.waiting.len() == 1 {
-		e.idleAt = e.clock()
+		e.idleAt = e.clock() + e.wakeup
 	}
 	return Handle{s, s.gen}, nil
 }

@@ -112,7 +112,7 @@ func (s *Server) Revive() {
 		return
 	}
 	s.dead = false
-	s.engine, s.born = New(s.cfg.Params), time.Now()
+	s.engine, s.born = newEngine(s.cfg.Params), time.Now()
 	s.responses = store{}
 	s.seen.init()
 	s.readyAt = s.born.Add(s.cfg.LoadFor)

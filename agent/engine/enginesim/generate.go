@@ -277,10 +277,6 @@ func (c *call) stream(w http.ResponseWriter, r *http.Request, k sink) {
 		head()
 	}
 	for {
-		if kind := s.strike(c.said()); kind != "" {
-			c.breakStream(r, kind, head, &b, flush, k)
-			return
-		}
 		open := false
 		for _, o := range c.outputs {
 			st := c.look(o)
@@ -325,6 +321,10 @@ func (c *call) stream(w http.ResponseWriter, r *http.Request, k sink) {
 			return
 		}
 		flush()
+		if kind := s.strike(c.said()); kind != "" {
+			c.breakStream(r, kind, head, &b, flush, k)
+			return
+		}
 		if s.active("silence") {
 			comment.Reset(time.Second)
 		}

@@ -63,7 +63,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ok:
 		s.refuse(w, problem{kind: notFound})
 	case r.Method != rt.method && !(head && rt.method == http.MethodGet):
-		w.Header().Set("Allow", rt.method)
+		if s.dialect.name() != "llamacpp" {
+			w.Header().Set("Allow", rt.method)
+		}
 		s.refuse(w, problem{kind: wrongMethod})
 	case s.cfg.APIKey != "" && strings.HasPrefix(r.URL.Path, "/v1/") && r.Header.Get("Authorization") != "Bearer "+s.cfg.APIKey:
 		s.refuse(w, problem{kind: unauthorized})

@@ -116,7 +116,7 @@ func (h *harness) do(ctx context.Context, method, path, body string) reply {
 		r.first = time.Since(begin)
 	}
 	b, err := io.ReadAll(in)
-	r.body, r.err, r.took = string(b), err, time.Since(begin)
+	r.body, r.err, r.took = string(b), err, time.Since(begin).Round(time.Microsecond)
 	return r
 }
 
