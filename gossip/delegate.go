@@ -15,15 +15,17 @@ type delegate struct {
 // NotifyMsg is called by memberlist's one packet goroutine, which also carries failure detection: it decodes, stores and
 // returns. The bytes are memberlist's and are not kept.
 func (d *delegate) NotifyMsg(b []byte) {
-	if len(b) == 0 || b[0] != messageType {
+	if len(b) == 0 || (b[0] != messageType && b[0] != relayedType) {
 		d.Delegate.NotifyMsg(b)
 		return
 	}
-	d.n.receive(b[1:], time.Now())
+	now := time.Now()
+	d.n.receive(b[1:], b[0] == relayedType, now)
+	d.n.effort.add(receiveCost + time.Since(now))
 }
 
-// receive takes one private message.
-func (n *Node) receive(b []byte, now time.Time) {
+// receive takes one record, and passes on what came by gossip and is news.
+func (n *Node) receive(b []byte, byGossip bool, now time.Time) {
 	r, err := DecodeReport(b)
 	if err != nil {
 		n.stats.refuse(err)
@@ -33,6 +35,10 @@ func (n *Node) receive(b []byte, now time.Time) {
 		return
 	}
 	n.stats.received.Add(1)
+	if byGossip && n.heard.pass(&r) {
+		n.back.put(r.Boot, b[:RecordSize], now)
+		n.stats.relayed.Add(1)
+	}
 	switch n.heard.take(&r, now) {
 	case verdictNew:
 		if n.cfg.OnReport != nil {

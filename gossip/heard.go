@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -18,11 +19,11 @@ const (
 // heard orders the records by boot id and sequence, parks those of boot ids that are no members yet, and knows who has
 // been silent for too long. It holds one entry a member and at most 256 parked records.
 type heard struct {
+	mu        sync.Mutex
 	heartbeat time.Duration // what a member is expected to keep before its first record says more
-
-	mu     sync.Mutex
-	voices map[uint64]*voice
-	parked map[uint64]parkedRecord
+	goodbyeAt time.Time     // of the last goodbye of anybody
+	voices    map[uint64]*voice
+	parked    map[uint64]parkedRecord
 }
 
 // voice is what we know of the records of one boot id.
@@ -31,8 +32,10 @@ type voice struct {
 	any       bool // at least one record came
 	goodbye   bool
 	seq       uint32
-	at        time.Time // last record, or the join
-	heartbeat time.Duration
+	passed    uint32 // newest one that we relayed
+	anyPassed bool
+	at        time.Time     // last record, or the join
+	heartbeat time.Duration // that the last record promises; 0: not known
 }
 
 type parkedRecord struct {
@@ -66,6 +69,9 @@ func (h *heard) take(r *routing.Report, now time.Time) verdict {
 		return verdictOld
 	}
 	v.note(r, now)
+	if r.Goodbye {
+		h.goodbyeAt = now
+	}
 	return verdictNew
 }
 
@@ -98,13 +104,33 @@ func (h *heard) park(v *voice, r *routing.Report, now time.Time) verdict {
 	return verdictParked
 }
 
+// expect sets the heartbeat of members that said nothing yet.
+func (h *heard) expect(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.heartbeat = d
+}
+
+// pass reports whether a relayed record of a member is to be relayed again: if it is the newest of those that came this
+// way. Those who hear the origin directly know newer ones and pass it on all the same.
+func (h *heard) pass(r *routing.Report) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.voices[r.Boot]
+	if v == nil || !v.member || (v.anyPassed && int32(r.Seq-v.passed) <= 0) {
+		return false
+	}
+	v.passed, v.anyPassed = r.Seq, true
+	return true
+}
+
 // join makes a boot id a member and returns its parked record, if one is fresh enough. Its age grows by the time it lay here.
 func (h *heard) join(boot uint64, now time.Time) (routing.Report, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := h.voices[boot]
 	if v == nil {
-		v = &voice{heartbeat: h.heartbeat}
+		v = &voice{}
 		h.voices[boot] = v
 	}
 	if v.member {
@@ -151,15 +177,18 @@ func (h *heard) silent(now time.Time) []uint64 {
 	defer h.mu.Unlock()
 	var boots []uint64
 	for boot, v := range h.voices {
-		if v.member && !v.goodbye && now.Sub(v.at) > silentAfter*v.heartbeat+silentMargin {
+		if v.member && !v.goodbye && now.Sub(v.at) > silentAfter*cmp.Or(v.heartbeat, h.heartbeat)+silentMargin {
 			boots = append(boots, boot)
 		}
 	}
 	return boots
 }
 
-// ghostAfter is when a member that said goodbye should have left the member list.
-const ghostAfter = 3 * time.Second
+// When a member that said goodbye should have left the member list.
+const (
+	ghostAfter = 3 * time.Second
+	ghostFor   = 5 * time.Minute // how long after the last goodbye to look for such members
+)
 
 // doubts counts what speaks against our member list: records parked for at least d, whose senders are members that we
 // lack, and members that said goodbye and are still on it.
@@ -167,9 +196,11 @@ func (h *heard) doubts(d time.Duration, now time.Time) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := 0
-	for _, v := range h.voices {
-		if v.member && v.goodbye && now.Sub(v.at) >= ghostAfter {
-			n++
+	if now.Sub(h.goodbyeAt) < ghostFor { // spares the search on all other days
+		for _, v := range h.voices {
+			if v.member && v.goodbye && now.Sub(v.at) >= ghostAfter {
+				n++
+			}
 		}
 	}
 	for boot, p := range h.parked {

@@ -123,7 +123,7 @@ func TestUnreachableSeed(t *testing.T) {
 
 // 100 agents start within 2.5 s through three seeds; all know all in 15 s, without help.
 func TestMassStart(t *testing.T) {
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		t.Skip("100 agents")
 	}
 	wall := time.Now()

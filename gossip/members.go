@@ -19,7 +19,9 @@ import (
 // Serf delivers events while it holds its locks, so the book only notes them; one goroutine tells.
 type book struct {
 	self    string // our node name
+	boot    uint64
 	cluster string
+	profile *Profile
 
 	mu      sync.Mutex
 	entries map[string]*entry // by node name
@@ -27,6 +29,7 @@ type book struct {
 	wake    chan struct{}     // one token: there is news
 
 	targets  atomic.Pointer[[]target] // alive replicas but ourselves, by name
+	direct   atomic.Pointer[[]target] // those of them that get our records directly
 	alive    atomic.Int64             // the same, counted with ourselves
 	foreign  atomic.Int64             // alive members that are no replicas of this cluster
 	replaced atomic.Int64             // how often replace found something; 0 spares revive its search
@@ -49,9 +52,10 @@ type target struct {
 	addr memberlist.Address
 }
 
-func newBook(self, cluster string) *book {
-	b := &book{self: self, cluster: cluster, entries: make(map[string]*entry), wake: make(chan struct{}, 1)}
+func newBook(self string, boot uint64, cluster string, p *Profile) *book {
+	b := &book{self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), wake: make(chan struct{}, 1)}
 	b.targets.Store(new([]target))
+	b.direct.Store(new([]target))
 	b.alive.Store(1)
 	return b
 }
@@ -136,7 +140,12 @@ func (b *book) rebuild() {
 		}
 	}
 	slices.SortFunc(ts, func(x, y target) int { return cmp.Compare(x.addr.Name, y.addr.Name) })
+	direct := ts
+	if len(ts) > b.profile.DirectMax {
+		direct = predecessors(b.boot, ts, b.profile.WatchSet)
+	}
 	b.targets.Store(&ts)
+	b.direct.Store(&direct)
 	b.alive.Store(int64(len(ts) + 1))
 	b.foreign.Store(int64(foreign))
 }

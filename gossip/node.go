@@ -43,6 +43,8 @@ type Node struct {
 	book    *book
 	heard   *heard
 	pub     *publisher
+	back    *background
+	effort  effort
 	join    *joiner
 	stats   counters
 
@@ -92,9 +94,10 @@ func New(cfg Config) (*Node, error) {
 	n.self.Node = n.name
 	n.id = identity{Member: n.self, pod: podName(cfg.NodeName), cluster: cfg.Cluster, keys: keyIDs(cfg.Keys)}
 
-	n.book = newBook(n.name, cfg.Cluster)
+	n.book = newBook(n.name, n.self.Boot, cfg.Cluster, &n.profile)
 	n.heard = newHeard(n.profile.Heartbeat)
 	n.pub = newPublisher(n.budget(0, packetBudget))
+	n.back = newBackground()
 	if err := n.start(); err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
@@ -241,7 +244,9 @@ func (n *Node) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { n.join.run(work) })
 	wg.Go(func() { n.publish(work) })
+	wg.Go(func() { n.publishBackground(work) })
 	wg.Go(func() { n.retag(work) })
+	wg.Go(func() { n.shed(work) })
 	var err error
 	select {
 	case <-ctx.Done():
@@ -286,6 +291,9 @@ func (n *Node) goodbye() {
 		}
 		n.Stamp(&r)
 		n.sendAll(&r)
+		if i == 0 && n.crowded() {
+			n.relayOwn(r)
+		}
 	}
 }
 

@@ -17,7 +17,11 @@ type Profile struct {
 	Heartbeat  time.Duration // longest time between two records
 	WatchSet   int           // peers that get records directly when there are more than DirectMax
 	DirectMax  int           // up to so many peers all get records directly
-	Background int           // bytes/s of the background queue's first sendings; 0: no queue
+	Bytes      int           // bytes/s of records sent directly
+	Background int           // bytes/s of records in the background queue, relayed ones included
+
+	GossipInterval time.Duration // of Serf; the background queue travels in its packets
+	GossipNodes    int
 
 	serf func(*serf.Config)
 }
@@ -26,10 +30,10 @@ type Profile struct {
 // Serf's defaults need 6 to 7 s, twice as fast ones declare stalled nodes dead.
 var profiles = map[string]Profile{
 	"lan": {
-		Name: "lan", MinGap: 100 * time.Millisecond, Heartbeat: time.Second, WatchSet: 64, DirectMax: 128, Background: 48 << 10,
+		Name: "lan", MinGap: 100 * time.Millisecond, Heartbeat: time.Second, WatchSet: 64, DirectMax: 128, Bytes: 32 << 10, Background: 48 << 10,
+		GossipInterval: 100 * time.Millisecond, GossipNodes: 3,
 		serf: func(c *serf.Config) {
 			m := c.MemberlistConfig
-			m.GossipInterval, m.GossipNodes = 100*time.Millisecond, 3
 			m.ProbeInterval, m.ProbeTimeout = 500*time.Millisecond, 200*time.Millisecond
 			m.SuspicionMult = 4
 			m.PushPullInterval = 10 * time.Second
@@ -43,10 +47,10 @@ var profiles = map[string]Profile{
 		},
 	},
 	"large": {
-		Name: "large", MinGap: 250 * time.Millisecond, Heartbeat: time.Second, WatchSet: 64, DirectMax: 128, Background: 48 << 10,
+		Name: "large", MinGap: 250 * time.Millisecond, Heartbeat: time.Second, WatchSet: 64, DirectMax: 128, Bytes: 32 << 10, Background: 48 << 10,
+		GossipInterval: 200 * time.Millisecond, GossipNodes: 4,
 		serf: func(c *serf.Config) {
 			m := c.MemberlistConfig
-			m.GossipInterval, m.GossipNodes = 200*time.Millisecond, 4
 			m.ProbeInterval, m.ProbeTimeout = time.Second, 500*time.Millisecond
 			m.SuspicionMult = 5
 			m.PushPullInterval = 30 * time.Second
@@ -60,10 +64,10 @@ var profiles = map[string]Profile{
 		},
 	},
 	"wan": {
-		Name: "wan", MinGap: time.Second, Heartbeat: 5 * time.Second, WatchSet: 64, DirectMax: 128, Background: 16 << 10,
+		Name: "wan", MinGap: time.Second, Heartbeat: 5 * time.Second, WatchSet: 64, DirectMax: 128, Bytes: 16 << 10, Background: 16 << 10,
+		GossipInterval: 500 * time.Millisecond, GossipNodes: 4,
 		serf: func(c *serf.Config) {
 			m := c.MemberlistConfig
-			m.GossipInterval, m.GossipNodes = 500*time.Millisecond, 4
 			m.ProbeInterval, m.ProbeTimeout = 5*time.Second, 3*time.Second
 			m.SuspicionMult = 6
 			m.PushPullInterval = 60 * time.Second
@@ -95,6 +99,7 @@ func (p *Profile) config() *serf.Config {
 	c := serf.DefaultConfig()
 	m := memberlist.DefaultLANConfig()
 	c.MemberlistConfig = m
+	m.GossipInterval, m.GossipNodes = p.GossipInterval, p.GossipNodes
 	m.RetransmitMult = 4
 	m.SuspicionMaxTimeoutMult = 6
 	m.IndirectChecks = 3

@@ -11,9 +11,8 @@ import (
 
 // Limits of load records per agent. The cost of gossip goes by packets, so that is the first limit.
 const (
-	packetBudget    = 400      // packets/s
-	minPacketBudget = 100      // what shedding leaves
-	byteBudget      = 32 << 10 // bytes/s, with IP and UDP headers
+	packetBudget    = 400 // packets/s
+	minPacketBudget = 100 // what shedding leaves
 
 	recordBytes = RecordSize + 2 + 28 // both type bytes, IPv4 and UDP headers
 	cryptBytes  = 29                  // version, nonce and tag of AES-GCM
@@ -39,7 +38,7 @@ type Budget struct {
 //
 // peers is the number of direct targets, bytes the size of a record on the wire.
 func budgetFor(p *Profile, peers, bytes, packets int) Budget {
-	rate := min(float64(packets), float64(byteBudget)/float64(bytes)) / float64(max(peers, 1))
+	rate := min(float64(packets), float64(p.Bytes)/float64(bytes)) / float64(max(peers, 1))
 	rate = min(max(rate, minRate), maxRate)
 	gap := max(p.MinGap, time.Duration(float64(time.Second)/rate))
 	return Budget{Rate: rate, Gap: gap, Heartbeat: max(p.Heartbeat, 4*gap)}

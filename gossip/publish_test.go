@@ -28,6 +28,7 @@ func TestBudget(t *testing.T) {
 		{"absurd", &lan, 100_000, keyed, 0.2, 5 * time.Second, 20 * time.Second},
 		{"large", &large, 9, keyed, 10, 250 * time.Millisecond, time.Second},
 		{"wan", &wan, 9, keyed, 10, time.Second, 5 * time.Second},
+		{"wan, 100", &wan, 99, keyed, 1.39, time.Second, 5 * time.Second},
 	} {
 		b := budgetFor(tc.p, tc.peers, tc.b, packetBudget)
 		assert.InDelta(t, tc.rate, b.Rate, 0.01, tc.name)
@@ -35,6 +36,34 @@ func TestBudget(t *testing.T) {
 		assert.InDelta(t, tc.heart, b.Heartbeat, 2*float64(time.Millisecond), tc.name)
 	}
 	assert.InDelta(t, 1.0, budgetFor(&lan, 100, plain, minPacketBudget).Rate, 0.01, "shedding")
+}
+
+func TestBackgroundRate(t *testing.T) {
+	lan, large, wan := profiles["lan"], profiles["large"], profiles["wan"]
+	for _, tc := range []struct {
+		p       *Profile
+		members int
+		rate    float64
+		promise time.Duration
+	}{
+		{&lan, 130, 0.736, 3631 * time.Millisecond},
+		{&lan, 300, 0.319, 5765 * time.Millisecond},
+		{&lan, 1000, 0.096, 14549 * time.Millisecond},
+		{&large, 1000, 0.064, 22824 * time.Millisecond},
+		{&wan, 10, 1, 11200 * time.Millisecond},
+		{&lan, 10_000, 0.05, 26 * time.Second},
+	} {
+		assert.InDelta(t, tc.rate, backgroundRate(tc.p, tc.members), 0.001)
+		assert.InDelta(t, tc.promise, backgroundPromise(tc.p, tc.members), float64(10*time.Millisecond), "%s %d", tc.p.Name, tc.members)
+	}
+}
+
+func TestNextPackets(t *testing.T) {
+	assert.Equal(t, 200, nextPackets(400, 0.03))
+	assert.Equal(t, 100, nextPackets(100, 0.5))
+	assert.Equal(t, 100, nextPackets(100, 0.01))
+	assert.Equal(t, 200, nextPackets(100, 0.001))
+	assert.Equal(t, 400, nextPackets(400, 0))
 }
 
 func TestCompare(t *testing.T) {

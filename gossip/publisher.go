@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"context"
+	"math/rand/v2"
 	"runtime"
 	"sync"
 	"time"
@@ -70,29 +71,39 @@ func (p *publisher) currentBudget() Budget {
 	return p.pace.budget
 }
 
-// take returns the record to send now, or how long to wait.
-func (p *publisher) take(n *Node, now time.Time) (r routing.Report, send bool, wait time.Duration) {
+// current returns the newest report, aged to now.
+func (p *publisher) current(now time.Time) (routing.Report, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if peers := len(*n.book.targets.Load()); peers != p.peers {
+	r := p.cur
+	r.Age += now.Sub(p.at)
+	return r, !p.at.IsZero()
+}
+
+// take returns the record to send now, or how long to wait.
+func (p *publisher) take(n *Node, now time.Time) (r routing.Report, send, urgent bool, wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if peers := len(*n.book.direct.Load()); peers != p.peers {
 		p.peers = peers
 		p.pace.setBudget(n.budget(peers, p.packets), now)
 	}
 	if p.at.IsZero() {
-		return r, false, time.Hour
+		return r, false, false, time.Hour
 	}
 	send, wait = p.pace.due(&p.cur, now)
 	if !send {
-		return r, false, wait
+		return r, false, false, wait
 	}
+	urgent = compare(&p.pace.sent, &p.cur) == changeUrgent
 	r = p.cur
 	r.Age += now.Sub(p.at)
 	p.pace.wrote(&p.cur, now)
 	n.stampLocked(&r)
-	return r, true, 0
+	return r, true, urgent, 0
 }
 
-// sent closes the waits of bursts that are over.
+// sentOne closes the waits of bursts that are over.
 func (p *publisher) sentOne() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,9 +145,12 @@ func (n *Node) publish(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		r, send, wait := n.pub.take(n, time.Now())
+		r, send, urgent, wait := n.pub.take(n, time.Now())
 		if send {
 			n.sendAll(&r)
+			if urgent && n.crowded() {
+				n.relayOwn(r)
+			}
 			n.pub.sentOne()
 			continue
 		}
@@ -154,12 +168,16 @@ func (n *Node) publish(ctx context.Context) {
 func (n *Node) sendAll(r *routing.Report) {
 	n.stats.records.Add(1)
 	msg := EncodeReport([]byte{messageType}, r)
-	for i, t := range *n.book.targets.Load() {
+	began := time.Now()
+	for i, t := range *n.book.direct.Load() {
 		n.sendTo(t, msg)
 		if i%32 == 31 {
-			runtime.Gosched() // a fan-out of hundreds should not hold up a request
+			n.effort.add(time.Since(began))
+			runtime.Gosched() // a long fan-out should not hold up a request
+			began = time.Now()
 		}
 	}
+	n.effort.add(time.Since(began))
 }
 
 func (n *Node) sendTo(t target, msg []byte) {
@@ -172,16 +190,19 @@ func (n *Node) sendTo(t target, msg []byte) {
 
 // greet sends a new member what the others know already, so that it need not wait for the next heartbeat.
 func (n *Node) greet(boot uint64, now time.Time) {
-	n.pub.mu.Lock()
-	if n.pub.pace.last.IsZero() {
-		n.pub.mu.Unlock()
+	r, ok := n.pub.current(now)
+	if !ok {
 		return
 	}
-	r := n.pub.cur
-	r.Age += now.Sub(n.pub.at)
-	n.stampLocked(&r)
-	n.pub.mu.Unlock()
-	for _, t := range *n.book.targets.Load() {
+	ts := *n.book.targets.Load()
+	if n.crowded() && rand.IntN(len(ts)) >= n.profile.DirectMax {
+		return // 128 greetings are enough; the queue brings the rest
+	}
+	n.Stamp(&r)
+	if n.crowded() {
+		r.Heartbeat = backgroundPromise(&n.profile, len(ts)+1)
+	}
+	for _, t := range ts {
 		if t.boot == boot {
 			n.sendTo(t, EncodeReport([]byte{messageType}, &r))
 		}

@@ -11,6 +11,7 @@ type counters struct {
 	received, old, parked, flooded atomic.Uint64
 	short, version, kind, boot     atomic.Uint64
 	joins, joinErrors              atomic.Uint64
+	relayedOwn, relayed            atomic.Uint64 // records put into the background queue: ours, others'
 }
 
 func (c *counters) refuse(err error) {
@@ -38,6 +39,11 @@ type Stats struct {
 	RecordsSent  uint64 `json:"records_sent"` // packets: one record goes to many peers
 	SendErrors   uint64 `json:"send_errors"`
 	RecordsHeard uint64 `json:"records_received"` // well-formed ones
+
+	RelayedOwn uint64 `json:"relayed_own"` // records of ours put into the background queue
+	Relayed    uint64 `json:"relayed"`     // records of others passed on by it
+	Queued     int    `json:"relay_queue"`
+	Direct     int    `json:"direct"` // peers that get our records directly
 
 	Dropped map[string]uint64 `json:"dropped"` // records by reason: old, parked, flood, short, version, kind, boot
 
@@ -74,6 +80,10 @@ func (n *Node) Stats() Stats {
 			"old": c.old.Load(), "parked": c.parked.Load(), "flood": c.flooded.Load(),
 			"short": c.short.Load(), "version": c.version.Load(), "kind": c.kind.Load(), "boot": c.boot.Load(),
 		},
+		RelayedOwn:    c.relayedOwn.Load(),
+		Relayed:       c.relayed.Load(),
+		Queued:        n.back.queue.NumQueued(),
+		Direct:        len(*n.book.direct.Load()),
 		Parked:        n.heard.numParked(),
 		Rate:          b.Rate,
 		HeartbeatMS:   b.Heartbeat.Milliseconds(),

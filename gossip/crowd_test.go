@@ -1,0 +1,126 @@
+package gossip_test
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+var long = flag.Bool("long", false, "also run clusters of 300 agents and more")
+
+// Beyond 128 peers each agent is heard directly by 64; the background queue brings the rest, old values never.
+func TestCrowd(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("140 agents")
+	}
+	crowd(t, 140, "lan", 10*time.Second)
+}
+
+func TestCrowdLong(t *testing.T) {
+	if !*long {
+		t.Skip("needs -long")
+	}
+	crowd(t, 300, "large", 30*time.Second)
+}
+
+func crowd(t *testing.T, n int, profile string, window time.Duration) {
+	wall := time.Now()
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.cfg.Profile = profile
+		for len(c.agents) < n {
+			c.add(fmt.Sprintf("n%d", len(c.agents)))
+			time.Sleep(25 * time.Millisecond)
+		}
+		took := c.until(30*time.Second, "all members", func() bool {
+			for _, a := range c.agents {
+				if a.peers() != n-1 {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("%d agents know each other %v after the last start", n, took)
+		time.Sleep(10 * time.Second) // greetings are over, the queue turns
+
+		before := c.net.Traffic()
+		for _, a := range c.agents {
+			a.mu.Lock()
+			a.offBy = 0
+			a.mu.Unlock()
+		}
+		var direct, background []time.Duration
+		for began := time.Now(); time.Since(began) < window; {
+			for i, a := range c.agents {
+				r := load(i)
+				r.PendingTokens = routing.Some(int(time.Since(began)/time.Millisecond) % 2 * 100_000)
+				a.Offer(r)
+			}
+			wait := time.Duration(rand.Int64N(int64(250 * time.Millisecond)))
+			time.Sleep(wait)
+			for _, a := range c.agents {
+				a.mu.Lock()
+				for boot, at := range a.heardAt {
+					age := time.Since(at) + a.reports[boot].Age
+					if a.count[boot] > 0 && a.reports[boot].Heartbeat < 3*time.Second {
+						direct = append(direct, age)
+					} else {
+						background = append(background, age)
+					}
+				}
+				a.mu.Unlock()
+			}
+			time.Sleep(250*time.Millisecond - wait)
+		}
+		after := c.net.Traffic()
+		q := func(d []time.Duration, p float64) time.Duration {
+			if len(d) == 0 {
+				return 0
+			}
+			slices.Sort(d)
+			return d[int(p*float64(len(d)-1))].Round(time.Millisecond)
+		}
+		s := c.agents[0].Stats()
+		secs := window.Seconds() * float64(n)
+		t.Logf("direct: %d peers, %.2f records/s, age p50 %v p99 %v; background: age p50 %v p99 %v max %v", s.Direct, s.Rate,
+			q(direct, .5), q(direct, .99), q(background, .5), q(background, .99), q(background, 1))
+		t.Logf("%.0f packets/s and %.0f bytes/s (28 a packet for headers) an agent; largest %d", float64(after.Packets-before.Packets)/secs,
+			float64(after.Bytes-before.Bytes+28*(after.Packets-before.Packets))/secs, after.Largest)
+		for _, a := range c.agents {
+			assert.Equal(t, 64, a.Stats().Direct)
+			assert.Empty(t, a.Silent())
+			assert.Len(t, a.reports, n-1, "a record of everybody")
+		}
+		assert.Zero(t, c.saw("failed"))
+		assert.LessOrEqual(t, q(direct, .99), 600*time.Millisecond)
+		assert.LessOrEqual(t, q(background, .99), 10*time.Second)
+		assert.LessOrEqual(t, after.Largest, 1245)
+
+		// A drain is known to all soon, also to those who do not hear the agent directly.
+		r := load(1)
+		r.Flags = routing.FlagDraining
+		<-c.agents[5].PublishNow(r, 3)
+		took = c.until(5*time.Second, "drain known to all", func() bool {
+			for _, a := range c.agents {
+				if a != c.agents[5] && a.report(c.agents[5].boot).Flags != routing.FlagDraining {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("a flag was known to all %v after its last direct sending", took)
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		t.Logf("heap %d KiB an agent", m.HeapAlloc/uint64(n)>>10)
+	})
+	t.Logf("wall time %v", time.Since(wall))
+}
