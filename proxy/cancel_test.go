@@ -41,8 +41,8 @@ func TestC10HangUpReachesEngine(t *testing.T) {
 						}
 						require.ErrorIs(t, err, context.Canceled)
 						synctest.Wait()
-						require.Len(t, e.ended, 1)
-						assert.Equal(t, 200*time.Millisecond, e.ended[0].Sub(start), "no time passes in the agents")
+						require.Len(t, e.hungUp(), 1)
+						assert.Equal(t, 200*time.Millisecond, e.hungUp()[0].Sub(start), "no time passes in the agents")
 						f.idle()
 						m := f.agents[0].Metrics()
 						assert.EqualValues(t, 1, m.EntryByOutcome[outcomeCancel])

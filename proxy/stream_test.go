@@ -307,7 +307,7 @@ func TestC45Limits(t *testing.T) {
 		assert.True(t, strings.HasSuffix(text, string(errStreamBroken.Event())), "%q", text)
 		assert.InDelta(t, 2, time.Since(start).Seconds(), 0.6)
 		time.Sleep(time.Second) // the engine looks every 0.5 s
-		assert.Len(t, e.ended, 1, "the engine saw the end")
+		assert.Len(t, e.hungUp(), 1, "the engine saw the end")
 		f.idle()
 	})
 }

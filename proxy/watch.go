@@ -82,11 +82,11 @@ func (w *watch) fire() {
 	if w.done || w.limit <= 0 {
 		return
 	}
-	idle := time.Since(w.base) - time.Duration(w.last.Load())
 	if w.paused.Load() {
-		idle = 0
+		w.timer.Reset(max(w.limit/16, time.Millisecond)) // look again soon: the write may end at any time
+		return
 	}
-	if idle < w.limit {
+	if idle := time.Since(w.base) - time.Duration(w.last.Load()); idle < w.limit {
 		w.timer.Reset(w.limit - idle)
 		return
 	}
