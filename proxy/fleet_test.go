@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -122,11 +123,20 @@ type fleet struct {
 	agents  []*Proxy
 	clients []string // addresses
 	engines []*http.Server
-	servers []*http.Server
+	servers []server
 	conns   []*connSet
 	hc      *http.Client
 	tune    func(i int, c *Config)
 }
+
+// server is a front of an agent: our own, or net/http's.
+type server interface {
+	Serve(net.Listener) error
+	Close() error
+}
+
+// std runs the package's tests on net/http, both ways: go test ./proxy -std. The same must hold there.
+var std = flag.Bool("std", false, "agents speak by net/http instead of the package's own HTTP/1.1")
 
 // connSet knows an engine's connections, so that a test can kill the engine.
 type connSet struct {
@@ -172,14 +182,19 @@ func newFleet(t *testing.T, order []uint64, tune func(i int, c *Config), engines
 			Table: tab, Policy: inOrder(order), Dial: f.net.dial, Seed: 1,
 			EngineURL: &url.URL{Scheme: "http", Host: fmt.Sprintf("engine%d:80", boot)},
 		}
+		cfg.std = *std
 		if tune != nil {
 			tune(i, &cfg)
 		}
 		p, err := New(cfg)
 		require.NoError(t, err)
 		f.agents = append(f.agents, p)
-		f.serve(NewServer(p.ClientHandler(), nil, nil), f.net.listen(clientAddr(i)))
-		f.serve(NewServer(p.PeerHandler(), nil, nil), f.net.listen(peerAddr(i)))
+		client, peer := server(NewServer(p.ClientHandler(), nil, nil)), server(NewServer(p.PeerHandler(), nil, nil))
+		if !*std {
+			client, peer = p.ClientServer(client.(*http.Server)), p.PeerServer(peer.(*http.Server), "")
+		}
+		f.serve(client, f.net.listen(clientAddr(i)))
+		f.serve(peer, f.net.listen(peerAddr(i)))
 		f.clients = append(f.clients, clientAddr(i))
 	}
 	f.hc = f.client(false)
@@ -190,7 +205,7 @@ func newFleet(t *testing.T, order []uint64, tune func(i int, c *Config), engines
 func peerAddr(i int) string   { return fmt.Sprintf("peer%d:80", i+1) }
 func clientAddr(i int) string { return fmt.Sprintf("agent%d:80", i+1) }
 
-func (f *fleet) serve(s *http.Server, l net.Listener) {
+func (f *fleet) serve(s server, l net.Listener) {
 	f.servers = append(f.servers, s)
 	go func() { _ = s.Serve(l) }()
 }
@@ -222,6 +237,7 @@ func (f *fleet) stop() {
 // idle checks that nothing is counted as under way anywhere.
 func (f *fleet) idle() {
 	f.t.Helper()
+	settle()
 	for i, p := range f.agents {
 		l := p.Load()
 		require.Zero(f.t, l.Running+l.Waiting+l.PendingTokens, "engine load of agent %d", i+1)
@@ -259,8 +275,12 @@ func (f *fleet) get(body string, header ...string) (*http.Response, string, erro
 	require.NoError(f.t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
+	settle()
 	return resp, string(b), err
 }
+
+// settle gives the agents a moment for their books: a client has the end of its answer before they are closed.
+func settle() { time.Sleep(5 * time.Millisecond) }
 
 // Pieces of a chat stream.
 func chunk(content string) string {

@@ -157,7 +157,7 @@ func (x *exchange) announced(p *routing.Peer) bool {
 }
 
 // upstream returns the way to the replica: our own engine, or a member's agent at the address in the member list.
-func (x *exchange) upstream(a *attempt) *netUpstream {
+func (x *exchange) upstream(a *attempt) upstream {
 	if a.self {
 		return x.p.engine
 	}

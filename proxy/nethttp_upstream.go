@@ -28,7 +28,7 @@ type netUpstream struct {
 }
 
 // newEngineUpstream makes the upstream of our own engine.
-func newEngineUpstream(cfg *Config) (*netUpstream, error) {
+func newEngineUpstream(cfg *Config) (upstream, error) {
 	u := cfg.EngineURL
 	network, addr := "tcp", u.Host
 	switch u.Scheme {
@@ -47,7 +47,7 @@ func newEngineUpstream(cfg *Config) (*netUpstream, error) {
 	if u.Scheme == "https" {
 		tc = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
 	}
-	up := newNetUpstream(func(ctx context.Context) (net.Conn, error) {
+	up := newUpstream(cfg, func(ctx context.Context) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
 		if t, ok := c.(*net.TCPConn); ok {
 			// Closing before the answer's end must be a reset: llama.cpp does not notice a plain close while it
@@ -60,13 +60,13 @@ func newEngineUpstream(cfg *Config) (*netUpstream, error) {
 }
 
 // newPeerUpstream makes the upstream of one peer's agent.
-func newPeerUpstream(cfg *Config, boot uint64, addr string) *netUpstream {
+func newPeerUpstream(cfg *Config, boot uint64, addr string) upstream {
 	dial := dialer(cfg.Dial, peerConnect)
 	var tc *tls.Config
 	if cfg.PeerTLS != nil {
 		tc = cfg.PeerTLS(boot)
 	}
-	return newNetUpstream(func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }, addr, tc, peerIdle)
+	return newUpstream(cfg, func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }, addr, tc, peerIdle)
 }
 
 // dialer applies the connect timeout. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that
@@ -194,6 +194,9 @@ func (u *netUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	}
 	return a, nil
 }
+
+// sweep does nothing: the transport has timers of its own.
+func (u *netUpstream) sweep(time.Time) {}
 
 // dropIdle closes idle connections: one of them was dead, so the others may be too.
 func (u *netUpstream) dropIdle() { u.h1.CloseIdleConnections() }

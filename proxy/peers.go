@@ -3,6 +3,7 @@ package proxy
 import (
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
@@ -25,11 +26,11 @@ type peerLinks struct {
 
 type peerLink struct {
 	addr string
-	up   *netUpstream
+	up   upstream
 }
 
 // get returns the link to a member; its address comes from the member list and nowhere else.
-func (l *peerLinks) get(cfg *Config, boot uint64, addr string) *netUpstream {
+func (l *peerLinks) get(cfg *Config, boot uint64, addr string) upstream {
 	l.mu.RLock()
 	k := l.m[boot]
 	l.mu.RUnlock()
@@ -60,7 +61,9 @@ func (l *peerLinks) sweep(s *routing.Snapshot) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	now := time.Now()
 	for boot, k := range l.m {
+		k.up.sweep(now)
 		if !alive[boot] {
 			k.up.close()
 			delete(l.m, boot)

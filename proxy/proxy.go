@@ -71,6 +71,9 @@ type Config struct {
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
+	// std sends by net/http: the twin in tests of our own HTTP/1.1.
+	std bool
+
 	Logger *slog.Logger // nil = discard
 	Seed   uint64       // of the random choices; 0 = random
 }
@@ -84,7 +87,7 @@ type Proxy struct {
 	self  uint64 // our boot id
 	hop   string // the same, as the hop header has it
 
-	engine    *netUpstream
+	engine    upstream
 	links     peerLinks
 	account   account
 	suspicion suspicion
@@ -157,6 +160,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			p.links.sweep(p.cfg.Table.Snapshot())
+			p.engine.sweep(time.Now())
 		}
 	}
 }

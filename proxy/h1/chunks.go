@@ -33,13 +33,26 @@ const (
 )
 
 // Chunks walks a chunked body as it comes, in pieces cut anywhere. The zero
-// value is at the start of a body. It keeps no bytes.
+// value is at the start of a body. It keeps no bytes but those of trailers.
 type Chunks struct {
 	state  chunkState
 	left   int64 // payload bytes left of this chunk
 	line   int   // bytes of this line
 	extras int   // bytes of trailers
 	name   bool  // the trailer line's colon has come
+	lines  []byte
+}
+
+// Trailer returns the trailer fields of a body that is Done, if it had any.
+func (c *Chunks) Trailer() []Field {
+	if len(c.lines) == 0 {
+		return nil
+	}
+	h := head{length: -1}
+	if h.parse(append(c.lines, '\r', '\n')) != nil {
+		return nil // more fields than a head may have
+	}
+	return h.fields
 }
 
 // Done reports whether the final empty line has been passed.
@@ -153,11 +166,13 @@ func (c *Chunks) Next(p []byte) (data []byte, n int, err error) {
 			if c.extras++; c.extras > maxTrailers {
 				return nil, i, errTrailerMax
 			}
+			c.lines = append(c.lines, b)
 			i++
 		case trailerLF:
 			if b != '\n' {
 				return nil, i, errBareCR
 			}
+			c.lines = append(c.lines, b)
 			c.state = trailerStart
 			i++
 		case chunksEndLF:
@@ -191,16 +206,20 @@ func AppendChunk(b, p []byte) []byte {
 	if len(p) == 0 {
 		return b // an empty chunk would end the body
 	}
+	b = append(AppendChunkHead(b, len(p)), p...)
+	return append(b, '\r', '\n')
+}
+
+// AppendChunkHead appends the size line of a chunk of n > 0 bytes.
+func AppendChunkHead(b []byte, n int) []byte {
 	const hex = "0123456789abcdef"
 	var size [16]byte
 	i := len(size)
-	for n := len(p); n > 0; n >>= 4 {
+	for ; n > 0; n >>= 4 {
 		i--
 		size[i] = hex[n&15]
 	}
 	b = append(b, size[i:]...)
-	b = append(b, '\r', '\n')
-	b = append(b, p...)
 	return append(b, '\r', '\n')
 }
 

@@ -100,6 +100,17 @@ func TestChunksAtBoundary(t *testing.T) {
 	assert.True(t, c.AtBoundary())
 }
 
+func TestTrailer(t *testing.T) {
+	var c Chunks
+	in := []byte("0\r\nGrpc-Status: 0\r\nX-B:\r\n\r\n")
+	_, n, err := c.Next(in)
+	require.NoError(t, err)
+	assert.Equal(t, len(in), n)
+	require.True(t, c.Done())
+	assert.Equal(t, []Field{{[]byte("Grpc-Status"), []byte("0")}, {[]byte("X-B"), []byte{}}}, c.Trailer())
+	assert.Nil(t, new(Chunks).Trailer())
+}
+
 func TestAppendChunk(t *testing.T) {
 	for _, size := range []int{1, 15, 16, 255, 4096, 70000} {
 		p := bytes.Repeat([]byte("x"), size)

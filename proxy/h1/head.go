@@ -1,9 +1,6 @@
 package h1
 
-import (
-	"bytes"
-	"strconv"
-)
+import "bytes"
 
 // Limits of a message head. nginx allows 4 buffers of 8 KB, Node 16 KB in all,
 // net/http 1 MB; 64 KB holds the longest trace and cookie headers seen.
@@ -604,11 +601,3 @@ var token, hostByte = func() (t, h [256]bool) {
 	}
 	return t, h
 }()
-
-// AppendStatusLine appends an answer's start line with the standard reason
-// left out, as RFC 9112 section 4 allows.
-func AppendStatusLine(b []byte, status int) []byte {
-	b = append(b, "HTTP/1.1 "...)
-	b = strconv.AppendInt(b, int64(status), 10)
-	return append(b, ' ', '\r', '\n')
-}

@@ -1,0 +1,8 @@
+package proxy
+
+// hangups tells connections when the other side has ended, without a read for each of them: on Linux one epoll set
+// for all, in which a connection costs one call in its whole life. Where that is not to be had, each exchange keeps a
+// read of one byte under way, as net/http does.
+type hangups struct {
+	hangupSet
+}

@@ -1,0 +1,437 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/proxy/h1"
+)
+
+// Limits of a client's connection. None bounds the time of a request's body as a whole, or of an answer.
+const (
+	headTimeout  = 10 * time.Second // from a head's first byte to its end
+	idleTimeout  = 2 * time.Minute  // between requests
+	bodyTimeout  = time.Minute      // silence in the middle of a body
+	writeTimeout = 2 * time.Minute  // a client that takes nothing for so long is gone
+	lingerTime   = 500 * time.Millisecond
+	lingerBytes  = 256 << 10
+)
+
+var (
+	errClientGone = errors.New("the client hung up")
+	h2Preface     = []byte("PRI * HTTP/2.0\r\n\r\n")
+)
+
+// wireServerConn is a client's (or an entry agent's) connection. Its goroutine serves one request after another.
+type wireServerConn struct {
+	s    *Server
+	nc   net.Conn
+	idle atomic.Bool // between requests, so that Shutdown may close it
+
+	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
+	r, w int
+	req  h1.Request
+	in   RequestHead
+	body wireRequestBody
+	down wireDown
+
+	watched bool // hangups tells when the client ends its side
+	mu      sync.Mutex
+	ended   bool
+	cancel  context.CancelCauseFunc // of the exchange under way
+	ahead   chan struct{}           // closed when the read-ahead of an unwatched connection has ended
+}
+
+func (c *wireServerConn) serve() {
+	defer c.s.untrack(c)
+	h2, err := handshake(c.nc)
+	switch {
+	case err != nil:
+		_ = c.nc.Close()
+		return
+	case h2:
+		c.s.handOff(c.nc, nil)
+		return
+	}
+	c.watched = c.s.gone.watch(c)
+	for c.one() {
+	}
+	if c.watched {
+		c.s.gone.forget(c)
+	}
+	if c.nc != nil {
+		_ = c.nc.Close()
+	}
+	if c.buf != nil {
+		c.dropBuf()
+	}
+}
+
+// one serves a request. It returns false when the connection is over or has another owner (then nc is nil).
+func (c *wireServerConn) one() (more bool) {
+	n, err := c.readHead()
+	switch {
+	case err != nil:
+		c.refuse(err)
+		return false
+	case n == 0 || c.s.forStd(c.req.Target):
+		if c.watched {
+			c.s.gone.forget(c)
+			c.watched = false
+		}
+		_ = c.nc.SetReadDeadline(time.Time{})
+		c.s.handOff(c.nc, (*c.buf)[c.r:c.w])
+		c.nc = nil
+		return false
+	}
+	c.keepHead(n)
+	d := &c.down
+	*d = wireDown{c: c, out: d.out[:0], old: c.req.Minor == 0, bodiless: string(c.req.Method) == "HEAD",
+		close: c.req.Close || c.s.closing.Load() || c.s.p.draining.Load()}
+	c.body = wireRequestBody{c: c, frame: c.req.Framing, left: c.req.Length, ask: c.req.Continue}
+	var src io.Reader
+	if c.req.Length != 0 {
+		src = &c.body
+	} else {
+		c.body.done = true
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	c.begin(cancel)
+	c.s.p.serve(ctx, c.s.role, &c.in, src, d)
+	c.finish()
+	cancel(errCauseDone)
+	if d.tunnelled {
+		c.nc = nil
+		return false
+	}
+	switch {
+	case d.aborted || d.err != nil || !d.finished:
+		return false
+	case !c.body.done:
+		// An answer before the end of the body, an error mostly. What is on its way must be taken in, or the client's
+		// stack throws the answer away with the reset.
+		c.linger()
+		return false
+	case d.close || c.s.closing.Load():
+		c.linger()
+		return false
+	}
+	return true
+}
+
+// readHead reads until a request's head is whole and returns its size; 0 means that HTTP/2 begins.
+func (c *wireServerConn) readHead() (int, error) {
+	c.idle.Store(true)
+	defer c.idle.Store(false)
+	deadline := idleTimeout
+	if c.w > c.r {
+		deadline = headTimeout // pipelined
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(deadline))
+	for first := true; ; first = false {
+		if c.w > c.r {
+			b := (*c.buf)[c.r:c.w]
+			if bytes.HasPrefix(b, h2Preface) {
+				return 0, nil
+			}
+			if len(b) >= len(h2Preface) || !bytes.HasPrefix(h2Preface, b) {
+				if n, err := h1.ParseRequest(b, &c.req); n > 0 || err != nil {
+					return n, err
+				}
+			}
+			c.idle.Store(false)
+			if !first && deadline == idleTimeout {
+				deadline = headTimeout
+				_ = c.nc.SetReadDeadline(time.Now().Add(deadline))
+			}
+		} else if c.s.closing.Load() {
+			return 0, net.ErrClosed
+		}
+		if err := c.more(); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// more reads once into the buffer.
+func (c *wireServerConn) more() error {
+	if c.buf == nil {
+		c.buf = headPieces.Get().(*[]byte)
+		c.r, c.w = 0, 0
+	}
+	if c.r > 0 {
+		c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
+		c.r = 0
+	}
+	if c.w == len(*c.buf) {
+		bigger := make([]byte, 2*c.w)
+		copy(bigger, *c.buf)
+		c.buf = &bigger
+	}
+	n, err := c.nc.Read((*c.buf)[c.w:])
+	c.w += n
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+func (c *wireServerConn) dropBuf() {
+	if len(*c.buf) == headPiece {
+		headPieces.Put(c.buf)
+	}
+	c.buf, c.r, c.w = nil, 0, 0
+}
+
+// keepHead copies the head, since its strings outlive the buffer and some of them the exchange, and makes the core's
+// form of it.
+func (c *wireServerConn) keepHead(n int) {
+	start := c.r
+	own := append(make([]byte, 0, n), (*c.buf)[start:start+n]...)
+	at := func(b []byte) string { return unsafeString(moved(own, *c.buf, start, b)) }
+	q := &c.req
+	h := make(Header, 0, len(q.Fields)+1)
+	for _, f := range q.Fields {
+		switch h1.Lookup(f.Name) {
+		case h1.Host, h1.ContentLength, h1.TransferEncoding:
+			continue
+		}
+		h = append(h, Field{at(f.Name), at(f.Value)})
+	}
+	c.in = RequestHead{
+		Method: at(q.Method), Target: at(q.Target), Host: at(q.HostValue), Scheme: "http", Remote: c.nc.RemoteAddr().String(),
+		Header: h, Length: q.Length,
+	}
+	if isTLS(c.nc) {
+		c.in.Scheme = "https"
+	}
+	// Only WebSocket is passed on; h2c above all is not, so that nothing reaches the engine past our rules (C39).
+	if strings.EqualFold(unsafeString(q.Upgrade), "websocket") {
+		c.in.Upgrade = "websocket"
+	}
+	q.Method, q.Target = moved(own, *c.buf, start, q.Method), moved(own, *c.buf, start, q.Target)
+	if c.r += n; c.r == c.w {
+		c.dropBuf()
+	}
+}
+
+// refuse answers what cannot be accepted, if there is something to answer.
+func (c *wireServerConn) refuse(err error) {
+	var e *h1.Error
+	if !errors.As(err, &e) {
+		return // closed, idle too long, or too slow with its head
+	}
+	a := *errBadRequest
+	a.Status, a.Message = e.Status, "The request is not valid HTTP/1.1: "+e.Reason+"."
+	c.s.p.metrics.refusals.add(a.Reason)
+	c.s.p.log.Debug("malformed request", "remote", c.nc.RemoteAddr(), "reason", e.Reason)
+	h := &ResponseHead{Status: a.Status}
+	a.Headers(0, h.Header.Add)
+	b := a.Body()
+	h.Length = int64(len(b))
+	d := &wireDown{c: c, close: true}
+	if d.Head(h, false) == nil && d.Write(b) == nil {
+		c.linger()
+	}
+}
+
+// begin makes a hang-up of the client end the exchange.
+func (c *wireServerConn) begin(cancel context.CancelCauseFunc) {
+	c.mu.Lock()
+	c.cancel = cancel
+	ended := c.ended
+	c.mu.Unlock()
+	if ended {
+		cancel(errClientGone)
+	}
+	if c.body.done {
+		c.listen()
+	}
+}
+
+// listen watches a connection that hangups cannot, once the request is here whole: by a read of one byte.
+func (c *wireServerConn) listen() {
+	if c.watched || c.ahead != nil || c.w > c.r {
+		return
+	}
+	_ = c.nc.SetReadDeadline(time.Time{})
+	done := make(chan struct{})
+	c.ahead = done
+	go func() {
+		defer close(done)
+		var b [1]byte
+		n, err := c.nc.Read(b[:])
+		if n > 0 {
+			c.buf = headPieces.Get().(*[]byte)
+			c.r, c.w = 0, copy(*c.buf, b[:n])
+		}
+		var ne net.Error
+		if err != nil && !(errors.As(err, &ne) && ne.Timeout()) {
+			c.hungUp()
+		}
+	}()
+}
+
+// finish undoes begin.
+func (c *wireServerConn) finish() {
+	c.mu.Lock()
+	c.cancel = nil
+	c.mu.Unlock()
+	if c.ahead != nil {
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0))
+		<-c.ahead
+		c.ahead = nil
+	}
+}
+
+// hungUp is called when the client has ended its side.
+func (c *wireServerConn) hungUp() {
+	c.mu.Lock()
+	c.ended = true
+	cancel := c.cancel
+	c.mu.Unlock()
+	if cancel != nil {
+		cancel(errClientGone)
+	}
+}
+
+// linger ends our side and takes in what is still on its way, for a bounded time.
+func (c *wireServerConn) linger() {
+	cw, ok := c.nc.(interface{ CloseWrite() error })
+	if !ok || cw.CloseWrite() != nil {
+		return
+	}
+	if c.body.done && c.w == c.r {
+		return // nothing is on its way: a plain close loses nothing
+	}
+	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTime))
+	pb := smallPieces.Get().(*[]byte)
+	defer smallPieces.Put(pb)
+	for n := 0; n < lingerBytes; {
+		m, err := c.nc.Read(*pb)
+		if n += m; err != nil {
+			return
+		}
+	}
+}
+
+// wireRequestBody reads the request's payload.
+type wireRequestBody struct {
+	c      *wireServerConn
+	frame  h1.Framing
+	left   int64
+	chunks h1.Chunks
+	ask    bool // the client waits for 100 (Continue)
+	done   bool
+	err    error
+	timed  time.Time // when the read deadline was set
+}
+
+// Read returns what one read from the connection brings, framing taken out.
+func (b *wireRequestBody) Read(p []byte) (int, error) {
+	if b.ask {
+		b.ask = false
+		if _, err := b.c.nc.Write([]byte("HTTP/1.1 100 Continue\r\n\r\n")); err != nil {
+			b.err = err
+		}
+	}
+	for {
+		switch {
+		case b.done:
+			return 0, io.EOF
+		case b.err != nil:
+			return 0, b.err
+		}
+		n, err := b.raw(p)
+		if n == 0 && err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			b.err = err
+			return 0, err
+		}
+		if n, err = b.payload(p[:n]); err != nil {
+			b.err = err
+			b.c.down.close = true
+		}
+		if b.done {
+			b.c.listen()
+		}
+		if n > 0 {
+			return n, nil
+		}
+	}
+}
+
+func (b *wireRequestBody) raw(p []byte) (int, error) {
+	c := b.c
+	if !b.frame.Chunked && int64(len(p)) > b.left {
+		p = p[:b.left]
+	}
+	if c.w == c.r {
+		if now := time.Now(); now.Sub(b.timed) > bodyTimeout/10 {
+			b.timed = now
+			_ = c.nc.SetReadDeadline(now.Add(bodyTimeout))
+		}
+		if !b.frame.Chunked {
+			return c.nc.Read(p) // no byte of the next request can be in it
+		}
+		if err := c.more(); err != nil {
+			return 0, err
+		}
+	}
+	n := copy(p, (*c.buf)[c.r:c.w])
+	if c.r += n; c.r == c.w {
+		c.dropBuf()
+	}
+	return n, nil
+}
+
+// payload moves the payload in p to its beginning and says how much there is. Bytes behind a chunked body's end go
+// back: they are the next request.
+func (b *wireRequestBody) payload(p []byte) (int, error) {
+	if !b.frame.Chunked {
+		b.left -= int64(len(p))
+		b.done = b.left == 0
+		return len(p), nil
+	}
+	n := 0
+	for rest := p; len(rest) > 0; {
+		data, used, err := b.chunks.Next(rest)
+		if err != nil {
+			return n, err
+		}
+		n += copy(p[n:], data)
+		if rest = rest[used:]; b.chunks.Done() {
+			b.done = true
+			b.c.putBack(rest)
+			break
+		}
+	}
+	return n, nil
+}
+
+// putBack makes bytes that were taken from the buffer the next to be read. They stood just before c.r.
+func (c *wireServerConn) putBack(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	if c.buf != nil {
+		c.r -= len(p)
+		copy((*c.buf)[c.r:], p)
+		return
+	}
+	c.buf = headPieces.Get().(*[]byte)
+	if len(p) > len(*c.buf) {
+		bigger := make([]byte, len(p))
+		c.buf = &bigger
+	}
+	c.r, c.w = 0, copy(*c.buf, p)
+}

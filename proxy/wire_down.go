@@ -1,0 +1,189 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/proxy/h1"
+)
+
+// directWrite is from which size on a piece is written by writev and not copied behind its framing.
+const directWrite = 8 << 10
+
+// wireDown answers one request on a connection of our own: head and first piece in one write, then one write a piece.
+type wireDown struct {
+	c        *wireServerConn
+	out      []byte // what is to be written next
+	vec      [3][]byte
+	chunked  bool
+	old      bool // the client speaks HTTP/1.0
+	bodiless bool
+	close    bool // the connection ends after this answer
+	left     int64
+
+	err       error
+	finished  bool
+	aborted   bool
+	tunnelled bool
+	timed     time.Time // when the write deadline was set
+}
+
+// Head implements Downstream.
+func (d *wireDown) Head(h *ResponseHead, flush bool) error {
+	b := append(d.out[:0], statusLine(h.Status)...)
+	b = appendFields(b, h.Header)
+	for _, t := range h.Trailer {
+		b = append(append(append(b, "Trailer: "...), t...), '\r', '\n')
+	}
+	d.left = -1
+	switch {
+	case h.Status < 200 || h.Status == 204 || h.Status == 304:
+		d.bodiless = true
+		if h.Status == 304 && h.Length > 0 {
+			b = appendLength(b, h.Length)
+		}
+	case h.Length >= 0:
+		b = appendLength(b, h.Length)
+		d.left = h.Length
+	case d.bodiless:
+	case d.old:
+		d.close = true
+	default:
+		d.chunked = true
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	}
+	if d.c.s.p.draining.Load() {
+		d.close = true
+	}
+	switch {
+	case d.close:
+		b = append(b, "Connection: close\r\n"...)
+	case d.old:
+		b = append(b, "Connection: keep-alive\r\n"...)
+	}
+	if !h.Header.Has("date") {
+		b = appendDate(b)
+	}
+	d.out = append(b, '\r', '\n')
+	if flush {
+		return d.flush()
+	}
+	return nil
+}
+
+func appendLength(b []byte, n int64) []byte {
+	b = append(b, "Content-Length: "...)
+	b = strconv.AppendInt(b, n, 10)
+	return append(b, '\r', '\n')
+}
+
+// Write implements Downstream.
+func (d *wireDown) Write(p []byte) error {
+	if d.err != nil {
+		return d.err
+	}
+	if d.bodiless || len(p) == 0 {
+		return d.flush()
+	}
+	if d.left >= 0 {
+		if int64(len(p)) > d.left { // more than was announced must not become the next answer
+			d.err = io.ErrShortWrite
+			return d.err
+		}
+		d.left -= int64(len(p))
+	}
+	if len(p) >= directWrite && !isTLS(d.c.nc) {
+		return d.writev(p)
+	}
+	if d.chunked {
+		d.out = h1.AppendChunk(d.out, p)
+	} else {
+		d.out = append(d.out, p...)
+	}
+	return d.flush()
+}
+
+// writev writes a large piece without copying it.
+func (d *wireDown) writev(p []byte) error {
+	if d.chunked {
+		d.out = h1.AppendChunkHead(d.out, len(p))
+	}
+	vec := net.Buffers(append(d.vec[:0], d.out, p))
+	if d.chunked {
+		vec = append(vec, crlf)
+	}
+	d.deadline()
+	_, d.err = vec.WriteTo(d.c.nc)
+	d.vec = [3][]byte{}
+	d.out = d.out[:0]
+	return d.err
+}
+
+var crlf = []byte("\r\n")
+
+func (d *wireDown) flush() error {
+	if d.err != nil || len(d.out) == 0 {
+		return d.err
+	}
+	d.deadline()
+	_, d.err = d.c.nc.Write(d.out)
+	if cap(d.out) > largePiece {
+		d.out = nil
+	}
+	d.out = d.out[:0]
+	return d.err
+}
+
+// deadline renews the write deadline now and then: setting it for each chunk would cost more than the chunk.
+func (d *wireDown) deadline() {
+	if now := time.Now(); now.Sub(d.timed) > writeTimeout/8 {
+		d.timed = now
+		_ = d.c.nc.SetWriteDeadline(now.Add(writeTimeout))
+	}
+}
+
+// Finish implements Downstream.
+func (d *wireDown) Finish(trailer Header) error {
+	switch {
+	case d.chunked && len(trailer) == 0:
+		d.out = append(d.out, h1.LastChunk...)
+	case d.chunked:
+		d.out = append(d.out, "0\r\n"...)
+		d.out = append(appendFields(d.out, trailer), '\r', '\n')
+	case d.left > 0 && !d.bodiless:
+		d.close, d.aborted = true, true // shorter than announced: the client must see that it was cut
+	}
+	d.finished = true
+	return d.flush()
+}
+
+// Abort implements Downstream: the connection ends without the answer's end.
+func (d *wireDown) Abort() { d.aborted = true }
+
+// Tunnel implements Downstream.
+func (d *wireDown) Tunnel(h *ResponseHead) (io.ReadWriteCloser, error) {
+	b := append(d.out[:0], statusLine(h.Status)...)
+	b = append(appendFields(b, h.Header), '\r', '\n')
+	c := d.c
+	if c.watched {
+		c.s.gone.forget(c)
+		c.watched = false
+	}
+	c.finish()
+	_ = c.nc.SetDeadline(time.Time{})
+	if _, err := c.nc.Write(b); err != nil {
+		return nil, err
+	}
+	d.tunnelled = true
+	nc := c.nc
+	if c.w > c.r {
+		nc = &earlyConn{Conn: nc, early: append([]byte(nil), (*c.buf)[c.r:c.w]...)}
+		c.dropBuf()
+	}
+	return nc, nil
+}
+
+func isTLS(nc net.Conn) bool { _, ok := nc.(*tls.Conn); return ok }

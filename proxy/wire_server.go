@@ -1,0 +1,224 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Server serves one listener's HTTP/1.1 on connections of its own. What is not for that path it hands to net/http:
+// HTTP/2, recognised by its preface or by ALPN, and the paths that do not belong to the core. Both end in the same
+// core, so that choice, limits, retry and accounting are the same.
+type Server struct {
+	p      *Proxy
+	role   role
+	std    *http.Server
+	prefix string // of targets for std; "" = none
+
+	hand *handoff
+	gone *hangups
+
+	mu      sync.Mutex
+	ln      net.Listener
+	conns   map[*wireServerConn]struct{}
+	closing atomic.Bool
+	wg      sync.WaitGroup
+}
+
+// ClientServer returns the server of the clients' listener. std serves HTTP/2; its handler should be ClientHandler.
+func (p *Proxy) ClientServer(std *http.Server) *Server {
+	return &Server{p: p, role: roleEntry, std: std, conns: make(map[*wireServerConn]struct{})}
+}
+
+// PeerServer returns the server of the other agents' listener. std serves HTTP/2 and all targets that begin with
+// prefix.
+func (p *Proxy) PeerServer(std *http.Server, prefix string) *Server {
+	return &Server{p: p, role: roleTarget, std: std, prefix: prefix, conns: make(map[*wireServerConn]struct{})}
+}
+
+// Serve accepts connections, TLS ones too, until Shutdown or Close; then it returns http.ErrServerClosed.
+func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	if s.closing.Load() {
+		s.mu.Unlock()
+		return http.ErrServerClosed
+	}
+	s.ln, s.hand, s.gone = l, newHandoff(l.Addr()), newHangups()
+	s.mu.Unlock()
+	s.wg.Go(func() { _ = s.std.Serve(s.hand) }) // ends with the hand-off
+	defer s.gone.close()
+	defer s.hand.Close()
+	var pause time.Duration
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if s.closing.Load() {
+				return http.ErrServerClosed
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return err
+			}
+			// Out of descriptors, or a connection that ended while it waited: nothing is gained by spinning.
+			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+			time.Sleep(pause)
+			continue
+		}
+		pause = 0
+		c := &wireServerConn{s: s, nc: nc}
+		if !s.track(c) {
+			_ = nc.Close()
+			return http.ErrServerClosed
+		}
+		s.wg.Go(c.serve)
+	}
+}
+
+func (s *Server) track(c *wireServerConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Load() {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+func (s *Server) untrack(c *wireServerConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+}
+
+// Shutdown stops accepting, closes idle connections and waits for exchanges under way, or for ctx's end.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.stop(false)
+	err := s.std.Shutdown(ctx)
+	done := make(chan struct{})
+	go func() { s.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close ends everything at once.
+func (s *Server) Close() error {
+	s.stop(true)
+	err := s.std.Close()
+	s.wg.Wait()
+	return err
+}
+
+func (s *Server) stop(all bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing.Store(true)
+	if s.ln != nil {
+		_ = s.ln.Close()
+	}
+	if s.hand != nil {
+		_ = s.hand.Close()
+	}
+	for c := range s.conns {
+		if all || c.idle.Load() {
+			_ = c.nc.Close()
+		}
+	}
+}
+
+// handOff gives a connection to net/http, with what was read of it.
+func (s *Server) handOff(nc net.Conn, early []byte) {
+	if len(early) > 0 {
+		nc = &earlyConn{Conn: nc, early: append([]byte(nil), early...)}
+	}
+	if !s.hand.give(nc) {
+		_ = nc.Close()
+	}
+}
+
+// forStd reports whether a target is not the core's.
+func (s *Server) forStd(target []byte) bool {
+	return s.prefix != "" && strings.HasPrefix(unsafeString(target), s.prefix)
+}
+
+// handoff is the listener from which net/http gets its connections.
+type handoff struct {
+	addr net.Addr
+	ch   chan net.Conn
+	done chan struct{}
+	once sync.Once
+}
+
+func newHandoff(a net.Addr) *handoff {
+	return &handoff{addr: a, ch: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (h *handoff) give(nc net.Conn) bool {
+	select {
+	case h.ch <- nc:
+		return true
+	case <-h.done:
+		return false
+	}
+}
+
+// Accept implements net.Listener.
+func (h *handoff) Accept() (net.Conn, error) {
+	select {
+	case nc := <-h.ch:
+		return nc, nil
+	case <-h.done:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (h *handoff) Close() error { h.once.Do(func() { close(h.done) }); return nil }
+
+// Addr implements net.Listener.
+func (h *handoff) Addr() net.Addr { return h.addr }
+
+// earlyConn gives bytes that were read ahead first.
+type earlyConn struct {
+	net.Conn
+	early []byte
+}
+
+func (c *earlyConn) Read(p []byte) (int, error) {
+	if len(c.early) > 0 {
+		n := copy(p, c.early)
+		c.early = c.early[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// CloseWrite passes a half close on.
+func (c *earlyConn) CloseWrite() error {
+	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return nil
+}
+
+// handshake completes TLS and reports whether HTTP/2 was agreed on.
+func handshake(nc net.Conn) (h2 bool, err error) {
+	t, ok := nc.(*tls.Conn)
+	if !ok {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), headTimeout)
+	defer cancel()
+	if err := t.HandshakeContext(ctx); err != nil {
+		return false, err
+	}
+	return t.ConnectionState().NegotiatedProtocol == "h2", nil
+}

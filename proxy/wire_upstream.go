@@ -1,0 +1,586 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/grapevine-lb/grapevine/proxy/h1"
+)
+
+// wireUpstream sends HTTP/1.1 requests over connections of its own: head and body in one write, the answer's head
+// parsed where it lies, its framing walked. What is not HTTP/1.1 (gRPC) goes by net/http.
+type wireUpstream struct {
+	dial func(context.Context) (net.Conn, error)
+	life time.Duration // of an idle connection
+	std  *netUpstream
+
+	mu    sync.Mutex
+	spare []*wireConn // idle, newest last
+}
+
+// upstream is an Upstream with its kept connections.
+type upstream interface {
+	Upstream
+	sweep(now time.Time) // closes connections that have been idle too long
+	dropIdle()           // closes all idle connections
+	close()
+}
+
+// newUpstream makes the way to one place over connections that dial opens, with TLS if tc is set.
+func newUpstream(cfg *Config, dial func(context.Context) (net.Conn, error), host string, tc *tls.Config, idle time.Duration) upstream {
+	n := newNetUpstream(dial, host, tc, idle)
+	if cfg.std {
+		return n
+	}
+	u := &wireUpstream{dial: dial, life: idle, std: n}
+	if tc != nil {
+		tc = tc.Clone()
+		tc.NextProtos = []string{"http/1.1"}
+		u.dial = func(ctx context.Context) (net.Conn, error) {
+			nc, err := dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			ctx, cancel := context.WithTimeout(ctx, peerHandshake)
+			defer cancel()
+			t := tls.Client(nc, tc)
+			if err := t.HandshakeContext(ctx); err != nil {
+				_ = nc.Close()
+				return nil, err
+			}
+			return t, nil
+		}
+	}
+	return u
+}
+
+// wireConn is one connection to an engine or an agent; one exchange at a time owns it.
+type wireConn struct {
+	nc    net.Conn
+	up    *wireUpstream
+	used  bool      // it has served a request
+	since time.Time // idle since
+
+	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
+	r, w int
+	resp h1.Response
+	body wireBody
+	out  []byte // the request's head
+	vec  net.Buffers
+}
+
+// Sizes of what is read at once. A head that does not fit doubles its buffer up to h1.MaxHead.
+const headPiece = 4 << 10
+
+var headPieces = sync.Pool{New: func() any { b := make([]byte, headPiece); return &b }}
+
+// oneWrite is up to which size head and body are put together in one buffer; larger bodies go by writev.
+const oneWrite = 16 << 10
+
+// writeAside is from which size on a body is written by a goroutine of its own, since an engine may answer before it
+// has read all of it.
+const writeAside = 256 << 10
+
+// get returns an idle connection, or a new one. The newest is taken, so that a pool larger than the load shrinks.
+func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
+	now := time.Now()
+	for {
+		u.mu.Lock()
+		n := len(u.spare)
+		if n == 0 {
+			u.mu.Unlock()
+			break
+		}
+		c := u.spare[n-1]
+		u.spare[n-1] = nil
+		u.spare = u.spare[:n-1]
+		u.mu.Unlock()
+		if now.Sub(c.since) < u.life && quiet(c.nc) {
+			return c, nil
+		}
+		_ = c.nc.Close() // idle, so nothing is lost
+	}
+	nc, err := u.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &wireConn{nc: nc, up: u}, nil
+}
+
+// put keeps a connection whose answer ended cleanly.
+func (u *wireUpstream) put(c *wireConn) {
+	c.used, c.since = true, time.Now()
+	u.mu.Lock()
+	u.spare = append(u.spare, c)
+	u.mu.Unlock()
+}
+
+// sweep closes connections that have been idle too long.
+func (u *wireUpstream) sweep(now time.Time) { u.closeOlder(now.Add(-u.life)) }
+
+// dropIdle closes all idle connections: one of them was dead, so the others may be too.
+func (u *wireUpstream) dropIdle() { u.closeOlder(time.Now()) }
+
+func (u *wireUpstream) close() {
+	u.dropIdle()
+	u.std.close()
+}
+
+// closeOlder closes the connections that have been idle since before t; the oldest stand first.
+func (u *wireUpstream) closeOlder(t time.Time) {
+	u.mu.Lock()
+	n := 0
+	for n < len(u.spare) && !u.spare[n].since.After(t) {
+		n++
+	}
+	old := append([]*wireConn(nil), u.spare[:n]...)
+	u.spare = append(u.spare[:0], u.spare[n:]...)
+	u.mu.Unlock()
+	for _, c := range old {
+		_ = c.nc.Close()
+	}
+}
+
+// Send implements Upstream.
+func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
+	if r.HTTP2 {
+		return u.std.Send(ctx, r)
+	}
+	c, err := u.get(ctx)
+	if err != nil {
+		closeBody(r)
+		return nil, &SendError{Stage: StageDial, Err: err}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.nc.Close() }) // ends the read or write under way
+	fail := func(stage Stage, err error) (*Answer, error) {
+		stop()
+		_ = c.nc.Close()
+		return nil, &SendError{Stage: stage, Reused: c.used, Err: err}
+	}
+	aside, err := c.write(r)
+	if err != nil && peekConn(c.nc) != waitData {
+		// An engine that refuses a large body may have answered and closed; only without an answer is it lost.
+		return fail(StageNoReply, err)
+	}
+	if err := c.readHead(r.Method); err != nil {
+		if c.w > 0 {
+			return fail(StageHead, err)
+		}
+		return fail(StageNoReply, err)
+	}
+	a := c.answer()
+	if a.Head.Status == 101 {
+		if r.Upgrade == "" {
+			return fail(StageHead, errors.New("101 that nobody asked for"))
+		}
+		if !stop() {
+			return fail(StageHead, context.Cause(ctx))
+		}
+		a.Tunnel = &wireTunnel{Conn: c.nc, c: c}
+		return a, nil
+	}
+	c.body = wireBody{c: c, stop: stop, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
+	c.body.done = c.resp.Framing == h1.Framing{}
+	a.Body, a.Trailer = &c.body, c.body.trailer
+	if c.body.done {
+		c.body.end()
+	}
+	return a, nil
+}
+
+// write sends the request. A body that is all here goes with the head; another one is written by a goroutine, whose
+// end is told by the channel.
+func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
+	b := appendRequestHead(c.out[:0], r)
+	defer func() { c.out = b[:0] }()
+	if r.Body == nil {
+		_, err = c.nc.Write(b)
+		return nil, err
+	}
+	kept, ok := r.Body.(*bodyReader)
+	if ok && r.Length >= 0 && r.Length <= writeAside && kept.b.complete() {
+		defer kept.Close()
+		if len(b)+int(r.Length) <= oneWrite {
+			for _, blk := range kept.b.blocks {
+				b = append(b, blk...)
+			}
+			_, err = c.nc.Write(b)
+			return nil, err
+		}
+		c.vec = append(append(c.vec[:0], b), kept.b.blocks...)
+		vec := c.vec
+		_, err = vec.WriteTo(c.nc)
+		clear(c.vec)
+		return nil, err
+	}
+	done := make(chan struct{})
+	head := append([]byte(nil), b...)
+	go func() {
+		defer close(done)
+		defer r.Body.Close()
+		if c.writeBody(head, r.Body, r.Length) != nil {
+			// What was announced did not come: the engine must not wait for the rest of it. Reads go on, for an
+			// early answer.
+			if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
+				_ = cw.CloseWrite()
+			}
+		}
+	}()
+	return done, nil
+}
+
+func (c *wireConn) writeBody(head []byte, body io.Reader, length int64) error {
+	pb := largePieces.Get().(*[]byte)
+	defer largePieces.Put(pb)
+	out := head
+	for {
+		n, err := body.Read((*pb)[:largePiece-16])
+		if n > 0 {
+			if length < 0 {
+				out = h1.AppendChunk(out, (*pb)[:n])
+			} else {
+				out = append(out, (*pb)[:n]...)
+				length -= int64(n)
+			}
+		}
+		if err == io.EOF && length < 0 {
+			out = append(out, h1.LastChunk...)
+		}
+		if len(out) > 0 {
+			if _, werr := c.nc.Write(out); werr != nil {
+				return werr
+			}
+			out = out[:0]
+		}
+		switch {
+		case err == io.EOF && length > 0:
+			return io.ErrUnexpectedEOF
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// appendRequestHead writes the request line and the fields.
+func appendRequestHead(b []byte, r *Outgoing) []byte {
+	b = append(b, r.Method...)
+	b = append(b, ' ')
+	b = append(b, r.Target...)
+	b = append(b, " HTTP/1.1\r\nHost: "...)
+	b = append(b, r.Host...)
+	b = append(b, '\r', '\n')
+	b = appendFields(b, r.Header)
+	switch {
+	case r.Upgrade != "":
+		b = append(b, "Connection: Upgrade\r\nUpgrade: "...)
+		b = append(b, r.Upgrade...)
+		b = append(b, '\r', '\n')
+	case r.Body == nil:
+		if r.Method == "POST" || r.Method == "PUT" || r.Method == "PATCH" {
+			b = append(b, "Content-Length: 0\r\n"...)
+		}
+	case r.Length < 0:
+		b = append(b, "Transfer-Encoding: chunked\r\n"...)
+	default:
+		b = append(b, "Content-Length: "...)
+		b = strconv.AppendInt(b, r.Length, 10)
+		b = append(b, '\r', '\n')
+	}
+	return append(b, '\r', '\n')
+}
+
+// appendFields writes fields. Their parts were checked when they were read, or are our own.
+func appendFields(b []byte, h Header) []byte {
+	for i := range h {
+		b = append(b, h[i].Name...)
+		b = append(b, ':', ' ')
+		b = append(b, h[i].Value...)
+		b = append(b, '\r', '\n')
+	}
+	return b
+}
+
+// readHead reads until the answer's head is whole, interim answers but 101 left behind.
+func (c *wireConn) readHead(method string) error {
+	for {
+		if c.buf != nil && c.w > c.r {
+			n, err := h1.ParseResponse((*c.buf)[c.r:c.w], &c.resp, unsafeBytes(method))
+			if err != nil {
+				return err
+			}
+			if n > 0 {
+				if c.resp.Status >= 200 || c.resp.Status == 101 {
+					c.keepHead(n)
+					return nil
+				}
+				c.r += n
+				continue
+			}
+		}
+		if err := c.more(); err != nil {
+			return err
+		}
+	}
+}
+
+// keepHead moves the head into memory of its own, so that the fields outlive the buffer, and parses it there.
+func (c *wireConn) keepHead(n int) {
+	own := append(make([]byte, 0, n), (*c.buf)[c.r:c.r+n]...)
+	c.r += n
+	for i := range c.resp.Fields {
+		f := &c.resp.Fields[i]
+		f.Name, f.Value = moved(own, *c.buf, c.r-n, f.Name), moved(own, *c.buf, c.r-n, f.Value)
+	}
+	c.resp.Upgrade, c.resp.ContentType, c.resp.Reason = nil, nil, nil
+	if c.r == c.w {
+		c.dropBuf()
+	}
+}
+
+// moved is the part of own that has the place that b has in the head at buf[start:].
+func moved(own, buf []byte, start int, b []byte) []byte {
+	if len(b) == 0 {
+		return nil
+	}
+	off := int(uintptr(unsafe.Pointer(unsafe.SliceData(b)))-uintptr(unsafe.Pointer(unsafe.SliceData(buf)))) - start
+	return own[off : off+len(b)]
+}
+
+// answer makes the core's form of the head; the strings lie in the memory that keepHead made.
+func (c *wireConn) answer() *Answer {
+	h := make(Header, 0, len(c.resp.Fields)+4)
+	for i, f := range c.resp.Fields {
+		if k := h1.Lookup(f.Name); k == h1.ContentLength || k == h1.Trailer || c.resp.IsHop(i) {
+			continue
+		}
+		h = append(h, Field{unsafeString(f.Name), unsafeString(f.Value)})
+	}
+	a := &Answer{Head: ResponseHead{Status: c.resp.Status, Header: h, Length: c.resp.Length}}
+	if c.resp.Length == 0 && !c.resp.Chunked {
+		a.Head.Length = c.declared()
+	}
+	return a
+}
+
+// declared is the length that an answer without a body names (to HEAD, with 304), or 0.
+func (c *wireConn) declared() int64 {
+	for _, f := range c.resp.Fields {
+		if h1.Lookup(f.Name) == h1.ContentLength {
+			n, _ := strconv.ParseInt(string(f.Value), 10, 64)
+			return n
+		}
+	}
+	if c.resp.Status == 204 || c.resp.Status == 304 || c.resp.Status < 200 {
+		return 0
+	}
+	return -1
+}
+
+// more reads once into the buffer.
+func (c *wireConn) more() error {
+	if c.buf == nil {
+		c.buf = headPieces.Get().(*[]byte)
+		c.r, c.w = 0, 0
+	}
+	if c.r > 0 {
+		c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
+		c.r = 0
+	}
+	if c.w == len(*c.buf) {
+		if c.w >= h1.MaxHead {
+			return errors.New("head of the answer is too large")
+		}
+		bigger := make([]byte, 2*c.w)
+		copy(bigger, *c.buf)
+		c.buf = &bigger
+	}
+	n, err := c.nc.Read((*c.buf)[c.w:])
+	c.w += n
+	if n > 0 {
+		return nil
+	}
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// dropBuf gives the empty buffer back.
+func (c *wireConn) dropBuf() {
+	if len(*c.buf) == headPiece {
+		headPieces.Put(c.buf)
+	}
+	c.buf, c.r, c.w = nil, 0, 0
+}
+
+// wireBody reads an answer's payload. It lies in its connection.
+type wireBody struct {
+	c      *wireConn
+	stop   func() bool
+	aside  <-chan struct{}
+	frame  h1.Framing
+	left   int64
+	chunks h1.Chunks
+	done   bool // the end has been read
+	closed bool
+}
+
+// Read returns what one read from the connection brings. A chunked body's framing is taken out in place.
+func (b *wireBody) Read(p []byte) (int, error) {
+	for {
+		if b.done {
+			return 0, io.EOF
+		}
+		if b.closed {
+			return 0, net.ErrClosed
+		}
+		n, err := b.raw(p)
+		if n > 0 {
+			n, err = b.payload(p[:n])
+			if err != nil {
+				b.Close()
+				return n, err
+			}
+			if b.done {
+				b.end()
+			}
+			if n > 0 {
+				return n, nil
+			}
+			continue
+		}
+		if err == io.EOF && b.frame.ToEnd {
+			b.done = true
+			b.end()
+			return 0, io.EOF
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		b.Close()
+		return 0, err
+	}
+}
+
+// raw takes what was read ahead, or reads.
+func (b *wireBody) raw(p []byte) (int, error) {
+	c := b.c
+	if b.frame.Length >= 0 && int64(len(p)) > b.left {
+		p = p[:b.left]
+	}
+	if c.buf != nil {
+		n := copy(p, (*c.buf)[c.r:c.w])
+		if c.r += n; c.r == c.w {
+			c.dropBuf()
+		}
+		return n, nil
+	}
+	return c.nc.Read(p)
+}
+
+// payload moves the payload in p to its beginning and says how much there is.
+func (b *wireBody) payload(p []byte) (int, error) {
+	switch {
+	case b.frame.ToEnd:
+		return len(p), nil
+	case !b.frame.Chunked:
+		b.left -= int64(len(p))
+		b.done = b.left == 0
+		return len(p), nil
+	}
+	n := 0
+	for rest := p; len(rest) > 0; {
+		data, used, err := b.chunks.Next(rest)
+		if err != nil {
+			return n, err
+		}
+		n += copy(p[n:], data)
+		rest = rest[used:]
+		if b.chunks.Done() {
+			b.done = true
+			if len(rest) > 0 {
+				b.frame.ToEnd = true // bytes behind the answer: the connection cannot be used again
+			}
+			break
+		}
+	}
+	return n, nil
+}
+
+// end gives the connection back if it is clean, or closes it.
+func (b *wireBody) end() {
+	if b.closed {
+		return
+	}
+	b.closed = true
+	c := b.c
+	free := b.stop()
+	if b.aside != nil {
+		select {
+		case <-b.aside:
+		default:
+			free = false // the engine answered without having read the request
+		}
+	}
+	if !free || b.frame.ToEnd || c.resp.Close || c.buf != nil {
+		_ = c.nc.Close()
+		return
+	}
+	c.up.put(c)
+}
+
+// Close ends the exchange; before the end of the answer it ends the connection too.
+func (b *wireBody) Close() error {
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	b.stop()
+	return b.c.nc.Close()
+}
+
+func (b *wireBody) trailer() Header {
+	var h Header
+	for _, f := range b.chunks.Trailer() {
+		h = append(h, Field{string(f.Name), string(f.Value)})
+	}
+	return h
+}
+
+// wireTunnel is the connection after 101, with what was read ahead.
+type wireTunnel struct {
+	net.Conn
+	c *wireConn
+}
+
+// Read gives the early bytes first (C40).
+func (t *wireTunnel) Read(p []byte) (int, error) {
+	if c := t.c; c.buf != nil {
+		n := copy(p, (*c.buf)[c.r:c.w])
+		if c.r += n; c.r == c.w {
+			c.dropBuf()
+		}
+		return n, nil
+	}
+	return t.Conn.Read(p)
+}
+
+// CloseWrite passes a half close on.
+func (t *wireTunnel) CloseWrite() error {
+	if cw, ok := t.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return nil
+}
+
+func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+func unsafeBytes(s string) []byte  { return unsafe.Slice(unsafe.StringData(s), len(s)) }
