@@ -31,9 +31,9 @@ type Config struct {
 	Insecure      bool     `env:"INSECURE" envDefault:"false" is:"bool" doc:"Permits gossip and peer traffic beyond loopback without a key."`
 
 	EngineURL        string `env:"ENGINE_URL" envDefault:"http://127.0.0.1:8000" is:"engine url" doc:"The inference engine beside this agent."`
-	EngineKind       string `env:"ENGINE_KIND" envDefault:"auto" is:"word" doc:"Kind of the engine, such as vllm, sglang or llamacpp; auto finds it out."`
-	EngineMetricsURL string `env:"ENGINE_METRICS_URL" is:"url" doc:"The engine's metrics page where it is not below GRAPEVINE_ENGINE_URL."`
-	EngineMetrics    string `env:"ENGINE_METRICS" is:"text" doc:"Names of the metrics of an engine that is not known, as a comma list of field=family: running, waiting, kv_used, kv_capacity."`
+	EngineKind       string `env:"ENGINE_KIND" envDefault:"auto" is:"one of auto, vllm, sglang, llamacpp, lmdeploy, tgi, tei, trtllm, triton, dynamo, nim, infinity, ollama, openai" doc:"Kind of the engine; auto finds it out, openai is any other one with the OpenAI API."`
+	EngineMetricsURL string `env:"ENGINE_METRICS_URL" is:"page" doc:"The engine's metrics page where it is not the usual one of its kind, as a URL or a path; off reads none."`
+	EngineMetrics    string `env:"ENGINE_METRICS" is:"mapping" doc:"Where the numbers of an engine without a table, or with renamed metrics, come from: entries such as running = my_running, separated by semicolons; package agent/engine has the grammar (ParseMapping)."`
 	EngineAPIKey     string `env:"ENGINE_API_KEY" is:"text" secret:"true" doc:"Bearer token for the agent's own requests to the engine; requests of clients keep theirs."`
 	EngineAPIKeyFile string `env:"ENGINE_API_KEY_FILE" is:"file" doc:"File that holds the value of GRAPEVINE_ENGINE_API_KEY."`
 	GPUDevices       string `env:"GPU_DEVICES" is:"text" doc:"The engine's cards, as a comma list of indexes or UUIDs; needed where several are visible and nothing else tells which are the engine's."`

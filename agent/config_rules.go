@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/grapevine-lb/grapevine/agent/engine"
 )
 
 // Bytes is a size in bytes, written as a number with an optional B, KiB, MiB, GiB, KB, MB or GB.
@@ -66,7 +68,7 @@ func (r rule) allowed() string {
 	case "seeds":
 		return "comma list of host, host:port or srv+name"
 	case "name":
-		return "letters, digits, - and ., at most 63"
+		return "letters, digits, - and ., at most 100"
 	case "word":
 		return "a lower-case word"
 	case "words":
@@ -77,8 +79,12 @@ func (r rule) allowed() string {
 		return "http://, https:// or unix:///path"
 	case "url":
 		return "http:// or https:// URL"
+	case "page":
+		return "http:// or https:// URL, a path such as /metrics, or off"
+	case "mapping":
+		return "entries such as running = my_running, separated by semicolons"
 	case "paths":
-		return "comma list of paths that start with /"
+		return "comma list of paths that start with /, * only at the end"
 	case "aliases":
 		return "comma list of alias=model"
 	case "file":
@@ -100,7 +106,7 @@ func (r rule) allowed() string {
 }
 
 var (
-	nameRule = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?$`)
+	nameRule = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,98}[A-Za-z0-9])?$`)
 	wordRule = regexp.MustCompile(`^[a-z0-9_.-]+$`)
 )
 
@@ -146,7 +152,10 @@ func oneOK(word, args, s string) bool {
 	case "keys":
 		_, err := splitKeys(s)
 		return err == nil
-	case "engine", "url":
+	case "engine", "url", "page":
+		if word == "page" && (s == "off" || strings.HasPrefix(s, "/")) {
+			return true
+		}
 		u, err := url.Parse(s)
 		if err != nil || u.Fragment != "" {
 			return false
@@ -155,8 +164,11 @@ func oneOK(word, args, s string) bool {
 			return word == "engine" && u.Host == "" && u.Path != "" && u.Path != "/"
 		}
 		return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && validPort(cmpOr(u.Port(), "1"))
+	case "mapping":
+		_, err := engine.ParseMapping(s)
+		return err == nil
 	case "paths":
-		return strings.HasPrefix(s, "/")
+		return strings.HasPrefix(s, "/") && !strings.ContainsAny(s, "?# ") && !strings.Contains(strings.TrimSuffix(s, "*"), "*")
 	case "aliases":
 		a, m, found := strings.Cut(s, "=")
 		return found && a != "" && m != ""

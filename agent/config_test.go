@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/agent/engine"
+	"github.com/grapevine-lb/grapevine/routing"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -54,9 +56,9 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"PORT_BASE=70000"}, `GRAPEVINE_PORT_BASE="70000": must be a whole number from 0 to 65532`},
 		{[]string{"ADVERTISE=10.0.0.1:80"}, `GRAPEVINE_ADVERTISE="10.0.0.1:80": must be a host name or IP without port`},
 		{[]string{"JOIN=a,b:0x"}, `GRAPEVINE_JOIN="a,b:0x": must be comma list of host, host:port or srv+name`},
-		{[]string{"CLUSTER=a b"}, `GRAPEVINE_CLUSTER="a b": must be letters, digits, - and ., at most 63`},
-		{[]string{"NODE_NAME=-x"}, `GRAPEVINE_NODE_NAME="-x": must be letters, digits, - and ., at most 63`},
-		{[]string{"ZONE=é"}, `GRAPEVINE_ZONE="é": must be letters, digits, - and ., at most 63`},
+		{[]string{"CLUSTER=a b"}, `GRAPEVINE_CLUSTER="a b": must be letters, digits, - and ., at most 100`},
+		{[]string{"NODE_NAME=-x"}, `GRAPEVINE_NODE_NAME="-x": must be letters, digits, - and ., at most 100`},
+		{[]string{"ZONE=é"}, `GRAPEVINE_ZONE="é": must be letters, digits, - and ., at most 100`},
 		{[]string{"GOSSIP_KEY=secret"}, `GRAPEVINE_GOSSIP_KEY="***": must be base64 of 32 random bytes, comma list`},
 		{[]string{"GOSSIP_KEY_FILE=" + missing}, `GRAPEVINE_GOSSIP_KEY_FILE="` + missing + `": must be a file that can be read`},
 		{[]string{"GOSSIP_KEY_FILE=" + empty}, `GRAPEVINE_GOSSIP_KEY_FILE="` + empty + `": is empty`},
@@ -65,8 +67,9 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"GOSSIP_PROFILE=fast"}, `GRAPEVINE_GOSSIP_PROFILE="fast": must be one of lan, large, wan`},
 		{[]string{"INSECURE=ja"}, `GRAPEVINE_INSECURE="ja": must be true or false`},
 		{[]string{"ENGINE_URL=localhost:8000"}, `GRAPEVINE_ENGINE_URL="localhost:8000": must be http://, https:// or unix:///path`},
-		{[]string{"ENGINE_KIND=vLLM!"}, `GRAPEVINE_ENGINE_KIND="vLLM!": must be a lower-case word`},
-		{[]string{"ENGINE_METRICS_URL=/metrics"}, `GRAPEVINE_ENGINE_METRICS_URL="/metrics": must be http:// or https:// URL`},
+		{[]string{"ENGINE_KIND=vLLM"}, `GRAPEVINE_ENGINE_KIND="vLLM": must be one of auto, vllm, sglang, llamacpp, lmdeploy, tgi, tei, trtllm, triton, dynamo, nim, infinity, ollama, openai`},
+		{[]string{"ENGINE_METRICS=speed"}, `GRAPEVINE_ENGINE_METRICS="speed": must be entries such as running = my_running, separated by semicolons`},
+		{[]string{"ENGINE_METRICS_URL=metrics"}, `GRAPEVINE_ENGINE_METRICS_URL="metrics": must be http:// or https:// URL, a path such as /metrics, or off`},
 		{[]string{"ENGINE_API_KEY_FILE=" + missing}, `GRAPEVINE_ENGINE_API_KEY_FILE="` + missing + `": must be a file that can be read`},
 		{[]string{"POLICY=fastest"}, `GRAPEVINE_POLICY="fastest": must be one of auto, p2c, round_robin, weighted_round_robin, random, least_requests, least_tokens, ewma, consistent_hash, local`},
 		{[]string{"AFFINITY=yes"}, `GRAPEVINE_AFFINITY="yes": must be one of auto, off, session, prefix`},
@@ -83,7 +86,7 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"CLASSES=A B"}, `GRAPEVINE_CLASSES="A B": must be comma list of words`},
 		{[]string{"TRUST_PRIORITY=2"}, `GRAPEVINE_TRUST_PRIORITY="2": must be true or false`},
 		{[]string{"MODE=off"}, `GRAPEVINE_MODE="off": must be one of on, shadow`},
-		{[]string{"ALLOW_PATHS=v1"}, `GRAPEVINE_ALLOW_PATHS="v1": must be comma list of paths that start with /`},
+		{[]string{"ALLOW_PATHS=v1"}, `GRAPEVINE_ALLOW_PATHS="v1": must be comma list of paths that start with /, * only at the end`},
 		{[]string{"MAX_BODY=1TB"}, `GRAPEVINE_MAX_BODY="1TB": must be a size such as 64MiB, from 1KiB to 16GiB`},
 		{[]string{"MODEL_ALIASES=x"}, `GRAPEVINE_MODEL_ALIASES="x": must be comma list of alias=model`},
 		{[]string{"API_KEYS_FILE=" + dir}, `GRAPEVINE_API_KEYS_FILE="` + dir + `": must be a file that can be read`},
@@ -109,7 +112,7 @@ func TestWrongVariables(t *testing.T) {
 		assert.Equal(t, row.want, err.Error(), row.env)
 		assert.NotContains(t, err.Error(), "secret")
 	}
-	free := map[string]bool{"GRAPEVINE_ENGINE_METRICS": true, "GRAPEVINE_ENGINE_API_KEY": true, "GRAPEVINE_GPU_DEVICES": true, "GRAPEVINE_STATUS_TOKEN": true}
+	free := map[string]bool{"GRAPEVINE_ENGINE_API_KEY": true, "GRAPEVINE_GPU_DEVICES": true, "GRAPEVINE_STATUS_TOKEN": true}
 	for _, f := range Fields() {
 		assert.True(t, covered[f.Variable] || free[f.Variable], "no row for %s", f.Variable)
 	}
@@ -170,6 +173,12 @@ func TestFieldsAreDocumented(t *testing.T) {
 		assert.NotEmpty(t, variableNamed(Prefix+v+"_FILE").Doc, "every secret has a file")
 	}
 	assert.Equal(t, len(Fields())+2, strings.Count(ConfigDocs(), "\n"))
+}
+
+// The tags cannot name the other packages' lists; this test does.
+func TestListsAreComplete(t *testing.T) {
+	assert.Equal(t, "one of "+strings.Join(engine.Kinds(), ", "), variableNamed("GRAPEVINE_ENGINE_KIND").Allowed)
+	assert.Equal(t, "one of "+strings.Join(routing.PolicyNames, ", "), variableNamed("GRAPEVINE_POLICY").Allowed)
 }
 
 func TestEffectiveMasksSecrets(t *testing.T) {

@@ -114,7 +114,7 @@ func (h *hysteresis) check(pass bool) (changed bool) {
 	case pass && (!h.known || h.passes >= passesToUp):
 		h.up, h.known = true, true
 	case !pass && h.fails >= failsToDown:
-		h.up, h.known = false, h.known
+		h.up = false
 	}
 	return h.up != was || h.known != knew
 }

@@ -32,10 +32,12 @@ const (
 	MsgEngineDown    = "engine stopped answering; not ready"
 	MsgEngineUp      = "engine answers"
 	MsgEngineRestart = "engine was restarted; warming up again"
+	MsgSuspect       = "the engine failed several requests in a row"
 	MsgWarmUpFailed  = "warm-up request failed; not ready"
 	MsgWarm          = "warm-up request answered"
+	MsgModels        = "models of the engine"
 	MsgAlone         = "no other member yet; serving the own engine"
-	MsgJoinFailed    = "cannot join"
+	MsgJoinFailed    = "join address unreachable, keep trying" // by package gossip
 	MsgUDPBlocked    = "member is reachable by TCP but its records do not arrive; is UDP blocked?"
 	MsgNoCommonKey   = "member has no gossip key in common with this agent; serving the own engine"
 	MsgInsecure      = "running without a key: anybody who reaches the gossip and peer ports can join and read prompts"

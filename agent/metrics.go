@@ -31,8 +31,16 @@ const (
 	MetricHeld              = "grapevine_held_requests"
 	MetricAccepted          = "grapevine_accepted_requests_total"
 	MetricRequests          = "grapevine_requests_total"
-	MetricPicks             = "grapevine_picks_total"
 	MetricRetries           = "grapevine_retries_total"
+	MetricRefusals          = "grapevine_refusals_total"
+	MetricAttempts          = "grapevine_attempts_total"
+	MetricReplays           = "grapevine_connection_replays_total"
+	MetricNoModel           = "grapevine_requests_without_model_total"
+	MetricBytesOut          = "grapevine_answer_bytes_total"
+	MetricTokens            = "grapevine_tokens_total"
+	MetricRetryBudget       = "grapevine_retry_budget_tokens"
+	MetricRetryExhausted    = "grapevine_retry_budget_exhausted_total"
+	MetricBodyBytes         = "grapevine_kept_body_bytes"
 	MetricTTFT              = "grapevine_first_content_seconds"
 	MetricDuration          = "grapevine_request_duration_seconds"
 	MetricPeers             = "grapevine_peers"
@@ -79,17 +87,25 @@ var Metrics = []Metric{
 	{MetricPendingTokens, gauge, nil, "Prompt tokens at the engine whose request has no first token yet, by this agent's count."},
 	{MetricHeld, gauge, nil, "Requests that wait at this agent."},
 	{MetricAccepted, counter, nil, "Requests that this agent accepted for its engine, whoever sent them."},
-	{MetricRequests, counter, []string{"target", "outcome"}, "Requests that entered here and ended, by target (self, peer, none) and outcome."},
-	{MetricPicks, counter, []string{"reason"}, "Choices of a replica, by reason."},
-	{MetricRetries, counter, []string{"outcome"}, "Attempts after the first, by the outcome that made them needed."},
-	{MetricTTFT, histogram, []string{"target"}, "Time from the arrival of a request here to the first content of its answer, in seconds."},
-	{MetricDuration, histogram, []string{"target"}, "Time from the arrival of a request here to the end of its answer, in seconds."},
+	{MetricRequests, counter, []string{"role", "outcome"}, "Requests that ended, by this agent's role (entry: a client sent it here; target: another agent did) and outcome."},
+	{MetricRetries, counter, []string{"reason"}, "Attempts after the first, by what made them needed."},
+	{MetricRefusals, counter, []string{"reason"}, "Errors that this agent answered by itself, by reason."},
+	{MetricAttempts, counter, []string{"target"}, "Requests sent, by target: self (the own engine, for whoever asked) or peer (another replica, for clients of this agent)."},
+	{MetricReplays, counter, nil, "Requests sent again because a reused connection was dead."},
+	{MetricNoModel, counter, nil, "Requests in whose body no model was found."},
+	{MetricBytesOut, counter, nil, "Bytes of answers, to clients and to other agents."},
+	{MetricTokens, counter, []string{"kind"}, "Tokens of answered requests, by kind: prompt, cached (a part of prompt), output."},
+	{MetricRetryBudget, gauge, nil, "Repeats after answers that the budget allows now."},
+	{MetricRetryExhausted, counter, nil, "Repeats that the budget did not allow."},
+	{MetricBodyBytes, gauge, nil, "Memory of request bodies kept for sending them again, in bytes."},
+	{MetricTTFT, histogram, nil, "Time from the arrival of a request at its entry agent to the first content of its answer, in seconds."},
+	{MetricDuration, histogram, nil, "Time from the arrival of a request at its entry agent to the end of its answer, in seconds."},
 	{MetricPeers, gauge, []string{"state"}, "Replicas that this agent knows, itself included, by state."},
 	{MetricPeerInflight, gauge, []string{"peer"}, "Requests sent from here to a replica that have not ended (at most 128 peers)."},
 	{MetricReportAge, gauge, []string{"quantile"}, "Age of the other members' newest records, in seconds (quantiles 0.5 and 1)."},
 	{MetricGossipMembers, gauge, nil, "Members alive, this agent included."},
 	{MetricGossipHealth, gauge, nil, "Own health as membership sees it: 0 is well, above means that this agent answers late."},
-	{MetricGossipRecords, counter, []string{"direction"}, "Load records: sent, received, dropped (bad or old), suppressed (budget)."},
+	{MetricGossipRecords, counter, []string{"direction"}, "Load records: packets sent, records received, records dropped (bad or old)."},
 	{MetricGoroutines, gauge, nil, "Goroutines of this process."},
 	{MetricStatusSubscribers, gauge, nil, "Open pages that follow live."},
 }

@@ -85,6 +85,7 @@ type PeerStatus struct {
 	Engine           string               `json:"engine"`
 	Self             bool                 `json:"self"`
 	State            string               `json:"state"`
+	Why              string               `json:"why"`
 	Flags            []string             `json:"flags"`
 	Models           []string             `json:"models"`
 	AgeMS            routing.Opt[int64]   `json:"age_ms"`
@@ -102,12 +103,11 @@ type PeerStatus struct {
 
 // PicksStatus counts where requests that entered here went.
 type PicksStatus struct {
-	Total     uint64            `json:"total"`
-	Self      uint64            `json:"self"`
-	Forwarded uint64            `json:"forwarded"`
-	Failed    uint64            `json:"failed"` // nobody to pick
+	Total     uint64            `json:"total"`     // requests that ended
+	Forwarded uint64            `json:"forwarded"` // attempts at other replicas
+	Failed    uint64            `json:"failed"`    // refused by this agent itself
 	Retries   uint64            `json:"retries"`
-	ByReason  map[string]uint64 `json:"by_reason"`
+	ByReason  map[string]uint64 `json:"by_reason"` // of those refused
 }
 
 // GossipStatus is the state of membership and of the records.
@@ -119,5 +119,6 @@ type GossipStatus struct {
 	Sent           uint64               `json:"sent"`
 	Received       uint64               `json:"received"`
 	Dropped        uint64               `json:"dropped"`
-	Suppressed     uint64               `json:"suppressed"`
+	Unreachable    []string             `json:"unreachable"` // join addresses that failed last time, each with why
+	Encrypted      bool                 `json:"encrypted"`
 }

@@ -1,0 +1,341 @@
+package agent
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/gossip"
+	"github.com/grapevine-lb/grapevine/proxy"
+	"github.com/grapevine-lb/grapevine/proxy/peertls"
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// task is one thing that runs from the opening of the listeners to the end of the drain. run returns nil when its context
+// ends; an error before that ends the agent.
+type task struct {
+	name string
+	run  func(context.Context) error
+}
+
+// tasks lists what runs, in the order of start. All goroutines of an agent belong to one of them.
+func (a *Agent) tasks() []task {
+	return []task{
+		{"proxy", a.proxy.Run},
+		{"engine", a.watchEngine},
+		{"reading", a.readEngine},
+		{"gpu", a.watchGPU},
+		{"report", a.reportLoop},
+		{"models", a.pullModels},
+		{"ask", a.askSilent},
+	}
+}
+
+// Run opens the listeners, works until ctx ends, drains, leaves and closes. It returns nil after that, or an error if a
+// listener cannot be opened or something breaks that the agent cannot do without. It may be called once.
+func (a *Agent) Run(ctx context.Context) error {
+	a.mu.Lock()
+	ran := a.ran
+	a.ran = true
+	a.mu.Unlock()
+	if ran {
+		return errors.New("agent: Run called twice")
+	}
+	defer close(a.drain.ended)
+	a.logConfig()
+	s, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+
+	// What works must outlive ctx: the end of ctx begins the drain. Its values stay.
+	work, stop := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stop(nil)
+	var wg sync.WaitGroup
+	start := func(t task) {
+		wg.Go(func() {
+			pprof.Do(work, pprof.Labels("grapevine", t.name), func(c context.Context) {
+				if err := t.run(c); err != nil {
+					stop(fmt.Errorf("%s: %w", t.name, err))
+				}
+			})
+		})
+	}
+	gossipCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
+	defer leave()
+	gone := make(chan error, 1)
+	go func() { gone <- a.node.Run(gossipCtx) }() // owned: received below
+	for _, t := range a.tasks() {
+		start(t)
+	}
+	for _, l := range s.servers {
+		start(task{l.name, l.serve})
+	}
+	a.log.Info(MsgListening, "client", a.listen.Client, "peer", a.listen.Peer, "status", a.listen.Status, "gossip", a.listen.Gossip, KeyVersion, Version())
+
+	var broken error
+	select {
+	case <-ctx.Done():
+		a.shutdown(ctx, work, s)
+	case <-work.Done():
+		broken = context.Cause(work)
+	case err := <-gone:
+		broken, gone = err, nil
+		if err == nil {
+			broken = errors.New("gossip ended")
+		}
+	}
+	leave()
+	if gone != nil {
+		if err := <-gone; err != nil && broken == nil {
+			a.log.Warn("leaving", KeyErr, err)
+		}
+	}
+	s.shutdown(a.lastMoment())
+	stop(nil)
+	wg.Wait()
+	a.link.http.CloseIdleConnections()
+	a.client.CloseIdleConnections()
+	a.log.Info(MsgStopped)
+	return broken
+}
+
+// warnAlone says that there is nobody else, unless that is what the configuration wants.
+func (a *Agent) warnAlone() {
+	if a.node.Alive() > 1 {
+		return
+	}
+	if len(a.cfg.Join) == 0 {
+		a.log.Info(MsgAlone, KeyHint, "set "+Prefix+"JOIN to join others")
+		return
+	}
+	a.warn("alone", MsgAlone)
+	a.log.Warn(MsgAlone, "join", strings.Join(a.cfg.Join, ","))
+}
+
+func (a *Agent) logConfig() {
+	for _, w := range a.cfg.Warnings {
+		a.warn("config "+w, w)
+		a.log.Warn(MsgConfig, KeyReason, w)
+	}
+	if a.cfg.GossipKey == "" && !isLoopback(a.cfg.GossipListen) {
+		a.warn("insecure", MsgInsecure)
+		a.log.Warn(MsgInsecure, KeyHint, "set "+Prefix+"GOSSIP_KEY")
+	}
+}
+
+// server is one HTTP listener.
+type server struct {
+	name string
+	ln   net.Listener
+	http interface {
+		Serve(net.Listener) error
+		Shutdown(context.Context) error
+		Close() error
+	}
+}
+
+func (s *server) serve(context.Context) error {
+	if err := s.http.Serve(s.ln); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// servers are all HTTP listeners of an agent.
+type servers struct {
+	servers []*server
+	node    *gossip.Node
+}
+
+// open opens the listeners and builds what needs their addresses. On an error nothing stays open.
+func (a *Agent) open(ctx context.Context) (*servers, error) {
+	s := &servers{}
+	fail := func(err error) (*servers, error) { s.close(); return nil, err }
+	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	for _, l := range []struct{ name, variable, addr string }{
+		{"client", "LISTEN", a.cfg.Listen}, {"peer", "PEER_LISTEN", a.cfg.PeerListen}, {"status", "STATUS_LISTEN", a.cfg.StatusListen},
+	} {
+		ln, err := lc.Listen(ctx, "tcp", l.addr)
+		if err != nil {
+			return fail(listenError(l.variable, l.addr, err))
+		}
+		s.servers = append(s.servers, &server{name: l.name, ln: ln})
+	}
+	client, peer, status := s.servers[0], s.servers[1], s.servers[2]
+	var err error
+	if err = a.setTLS(); err != nil {
+		return fail(err)
+	}
+	a.member.Addr = peerAddress(peer.ln.Addr())
+	a.node, err = gossip.New(gossip.Config{
+		NodeName: a.cfg.NodeName, Member: a.member, Cluster: a.cfg.Cluster, Listen: a.cfg.GossipListen, Advertise: a.cfg.Advertise,
+		Join: a.cfg.Join, Keys: a.keys, Insecure: a.cfg.Insecure, Profile: a.cfg.GossipProfile, Logger: a.log, Transport: a.opts.Transport,
+		OnMember: a.onMember, OnReport: a.onReport,
+	})
+	if err != nil {
+		return fail(fmt.Errorf("%sGOSSIP_LISTEN=%q: %w", Prefix, a.cfg.GossipListen, err))
+	}
+	s.node = a.node
+	self := a.node.Self()
+	if host, port, err := net.SplitHostPort(self.Addr); err == nil && host == "" {
+		h, _, _ := net.SplitHostPort(a.node.Addr())
+		self.Addr = net.JoinHostPort(h, port)
+	}
+	a.member.Version, a.member.Addr = self.Version, self.Addr
+	a.table.SetMember(a.member, time.Now())
+
+	if a.proxy, err = proxy.New(a.proxyConfig()); err != nil {
+		return fail(err)
+	}
+	a.table.SetLive(a.live)
+	a.link = newPeerClient(a.table, a.tls)
+	a.listen = ListenStatus{Client: client.ln.Addr().String(), Peer: peer.ln.Addr().String(), Status: status.ln.Addr().String(), Gossip: a.node.Addr()}
+
+	errorLog := slog.NewLogLogger(a.log.Handler(), slog.LevelDebug)
+	client.http = httpServer(a.proxy.ClientHandler(), errorLog)
+	if a.cfg.TLSCertFile != "" {
+		cert, err := tls.LoadX509KeyPair(a.cfg.TLSCertFile, a.cfg.TLSKeyFile)
+		if err != nil {
+			return fail(&ConfigError{Prefix + "TLS_CERT_FILE", a.cfg.TLSCertFile, err.Error()})
+		}
+		client.ln = tls.NewListener(client.ln, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
+	}
+	peer.http = httpServer(a.peerHandler(a.proxy.PeerHandler()), errorLog)
+	if a.tls != nil {
+		peer.ln = tls.NewListener(a.tls.Listener(peer.ln), a.tls.ServerConfig(a.hasLeft, "h2", "http/1.1"))
+	}
+	status.http = httpServer(a.console().handler(), errorLog)
+	close(a.listening)
+	return s, nil
+}
+
+// httpServer is a server for streams: no limit on a request's or an answer's time, but on its head's.
+func httpServer(h http.Handler, errorLog interface{ Println(...any) }) *http.Server {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
+	s.Protocols.SetHTTP1(true)
+	s.Protocols.SetHTTP2(true)
+	s.Protocols.SetUnencryptedHTTP2(true)
+	return s
+}
+
+// shutdown ends the servers after the drain: no new connections, what came in while the agent left may end until the last
+// moment, then all is closed. The status listener, with its live pages, is closed last and at once.
+func (s *servers) shutdown(last time.Time) {
+	ctx, cancel := context.WithDeadline(context.Background(), last)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, x := range s.servers {
+		if x.name == "status" {
+			continue
+		}
+		wg.Go(func() {
+			if x.http.Shutdown(ctx) != nil {
+				_ = x.http.Close()
+			}
+		})
+	}
+	wg.Wait()
+	s.close()
+}
+
+// close closes what open opened; after shutdown it does nothing.
+func (s *servers) close() {
+	for _, x := range s.servers {
+		if x.http != nil {
+			_ = x.http.Close()
+		}
+		_ = x.ln.Close()
+	}
+	if s.node != nil {
+		s.node.Close()
+	}
+}
+
+// peerAddress is what peers dial: the listener's own IP, or only its port if it listens on all; gossip then puts the
+// advertised address before it.
+func peerAddress(addr net.Addr) string {
+	t, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return addr.String()
+	}
+	if t.IP.IsUnspecified() {
+		return ":" + strconv.Itoa(t.Port)
+	}
+	return t.String()
+}
+
+// setTLS makes the identity between agents: from the gossip keys, or from own files; nil means plain.
+func (a *Agent) setTLS() (err error) {
+	switch {
+	case a.cfg.PeerTLSCertFile != "":
+		a.tls, err = peertls.NewFromFiles(a.boot, a.cfg.PeerTLSCertFile, a.cfg.PeerTLSKeyFile, a.cfg.PeerTLSCAFile)
+		if err != nil {
+			err = &ConfigError{Prefix + "PEER_TLS_CERT_FILE", a.cfg.PeerTLSCertFile, err.Error()}
+		}
+	case len(a.keys) > 0:
+		a.tls, err = peertls.New(a.boot, a.keys)
+	}
+	return err
+}
+
+// clientTLS is how to dial a peer; nil means plain.
+func (a *Agent) clientTLS() func(uint64) *tls.Config {
+	if a.tls == nil {
+		return nil
+	}
+	return func(boot uint64) *tls.Config { return a.tls.ClientConfig(boot) }
+}
+
+// hasLeft reports whether a boot id is one that left: its certificate is valid for ever, its membership is not.
+func (a *Agent) hasLeft(boot uint64) bool {
+	for _, m := range a.node.Members() {
+		if m.Boot == boot {
+			return m.Event == gossip.MemberLeft
+		}
+	}
+	return false
+}
+
+func (a *Agent) proxyConfig() proxy.Config {
+	return proxy.Config{
+		Table: a.table, Policy: a.policy, EngineURL: a.cfg.engineURL(), EngineAPIKey: a.cfg.EngineAPIKey,
+		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
+		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
+		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
+		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Models: a.modelEntries, Logger: a.log, Seed: a.opts.Seed,
+	}
+}
+
+// replyClass says what an error answer of the own engine means, by the engine's table.
+func (a *Agent) replyClass(_ string, status int, body []byte) proxy.ReplyClass {
+	ab := a.engine.Abilities()
+	switch {
+	case ab.IsDead(status, body):
+		return proxy.ReplyDead
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
+		return proxy.ReplyBusy
+	case ab.IsNotRun(status, body):
+		return proxy.ReplyNotRun
+	}
+	return proxy.ReplyOther
+}
+
+// live is the own replica as a pick sees it: the exact count, not the record of up to 50 ms ago.
+func (a *Agent) live() routing.Live {
+	r := a.own.report(a.proxy.Load(), a.cfg.Weight, time.Now())
+	return routing.Live{
+		Running: r.Running.Or(0), Waiting: r.Waiting.Or(0), Held: r.Held.Or(0), PendingTokens: r.PendingTokens.Or(0),
+		HeldTokens: r.HeldTokens.Or(0), PrefillRate: r.PrefillRate.Or(0), KVUsed: r.KVUsed.Or(0),
+	}
+}

@@ -1,0 +1,125 @@
+// Command grapevine is the agent beside each inference replica, and the tools around it. Without a command it is the
+// agent. See "grapevine help".
+//
+// Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+)
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+// command is one subcommand. run gets the arguments after the command's name.
+type command struct {
+	name, args, short string
+	run               func(ctx context.Context, p *process, args []string) error
+}
+
+// commands in the order of the help.
+func commands() []command {
+	return []command{
+		{"agent", "", "run the agent beside an engine (the default); all settings come from GRAPEVINE_ variables", runAgent},
+		{"demo", "[--duration 30s] [--replicas 4] [--slow 0.5] [--seed 1] [--json]", "a fleet of simulated engines with real agents in one process, against round robin", runDemo},
+		{"status", "[--url URL] [--json]", "what an agent knows about its replica and the others", runStatus},
+		{"drain", "[--url URL] [--no-wait]", "let an agent finish what it has and take nothing new", runDrain},
+		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
+		{"keygen", "", "make a gossip key", runKeygen},
+		{"version", "", "print the version", runVersion},
+	}
+}
+
+// process is what a command may use of the world around it, so that tests can run one.
+type process struct {
+	out, err io.Writer
+	environ  []string
+	terminal bool // out is a terminal: colours and redrawing are welcome
+}
+
+// errUsage marks an error that comes from how the command was called; it makes exit code 2.
+var errUsage = errors.New("usage")
+
+func main() {
+	p := &process{out: os.Stdout, err: os.Stderr, environ: os.Environ(), terminal: isTerminal(os.Stdout)}
+	os.Exit(p.main(context.Background(), os.Args[1:]))
+}
+
+// main finds the command, runs it and turns its error into an exit code.
+func (p *process) main(ctx context.Context, args []string) int {
+	name := "agent"
+	if len(args) > 0 && (!strings.HasPrefix(args[0], "-") || args[0] == "-h" || args[0] == "--help") {
+		name, args = args[0], args[1:]
+	}
+	switch name {
+	case "help", "-h", "--help":
+		p.help(p.out)
+		return exitOK
+	}
+	for _, c := range commands() {
+		if c.name != name {
+			continue
+		}
+		err := c.run(ctx, p, args)
+		switch {
+		case err == nil:
+			return exitOK
+		case errors.Is(err, flag.ErrHelp):
+			return exitOK
+		case errors.Is(err, errUsage):
+			fmt.Fprintln(p.err, strings.TrimSuffix(err.Error(), ": "+errUsage.Error()))
+			return exitUsage
+		}
+		fmt.Fprintln(p.err, "grapevine "+name+": "+err.Error())
+		return exitFailure
+	}
+	fmt.Fprintf(p.err, "grapevine: unknown command %q\n\n", name)
+	p.help(p.err)
+	return exitUsage
+}
+
+func (p *process) help(w io.Writer) {
+	fmt.Fprint(w, "grapevine puts an agent beside each inference replica; any agent answers for the whole fleet.\n\n")
+	for _, c := range commands() {
+		fmt.Fprintf(w, "  grapevine %-8s %s\n%21s%s\n", c.name, c.args, "", c.short)
+	}
+	fmt.Fprint(w, "\nVariables: grapevine config --docs. Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.\n")
+}
+
+// flags makes a flag set that reports in our manner.
+func (p *process) flags(name string) *flag.FlagSet {
+	f := flag.NewFlagSet("grapevine "+name, flag.ContinueOnError)
+	f.SetOutput(p.err)
+	return f
+}
+
+// parse parses args, and refuses what is left over.
+func (p *process) parse(f *flag.FlagSet, args []string) error {
+	if err := f.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return fmt.Errorf("see %s -h: %w", f.Name(), errUsage)
+	}
+	if f.NArg() > 0 {
+		return fmt.Errorf("%s: unexpected argument %q: %w", f.Name(), f.Arg(0), errUsage)
+	}
+	return nil
+}
+
+// isTerminal reports whether f is a terminal that takes escape sequences.
+func isTerminal(f *os.File) bool {
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0 && st.Mode()&os.ModeDevice != 0 &&
+		os.Getenv("TERM") != "" && os.Getenv("TERM") != "dumb" && os.Getenv("NO_COLOR") == "" && f.Name() != os.DevNull
+}
