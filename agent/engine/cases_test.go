@@ -108,6 +108,7 @@ func TestCasesEveryMetricsFile(t *testing.T) {
 		}
 		rd := readText(t, kindOfCase(name), body)
 		checkCase(t, name, &rd)
+		compare(t, filepath.Join("testdata/golden/cases", strings.TrimSuffix(name, ".txt")+".json"), printed(t, &rd, nil))
 
 		_, _, err := bothWays(tableOf(kindOfCase(name)), []byte(body))
 		assert.Equal(t, want.Strict == "accepts", err == nil, "%s: prometheus/common says %v", name, err)

@@ -103,6 +103,29 @@ func TestSlowIsNotDown(t *testing.T) {
 	require.ErrorIs(t, err, ErrTimeout, "the caller's deadline is a timeout too")
 }
 
+// SGLang's /health generates a token when it idles; the agent allows it one second.
+func TestSlowHealthPageWithAFreshReading(t *testing.T) {
+	f := newFake(t, from(t, map[string]string{"/v1/loads": "sglang-0.5.23-constructed/loads.json"}))
+	inner := f.Config.Handler
+	f.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/health" {
+			<-r.Context().Done()
+			return
+		}
+		inner.ServeHTTP(w, r)
+	})
+	r := f.reader(t, SGLang)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	assert.Equal(t, Unresponsive, r.Health(ctx).State, "nothing else is known")
+	_, err := r.Read(t.Context())
+	require.NoError(t, err)
+	ctx, cancel = context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	h := r.Health(ctx)
+	assert.Equal(t, Healthy, h.State, h.Detail)
+}
+
 func TestRefusedIsDownAndForgetsOldValues(t *testing.T) {
 	f := newFake(t, map[string]page{"/health": text(""), "/metrics": captured(t, "pages/vllm-0.32.0/metrics-busy.txt")})
 	r := f.reader(t, VLLM)

@@ -93,6 +93,14 @@ func (s *scanner) scan(page []byte) {
 	}
 }
 
+// nameByte marks the bytes of a metric name that needs no quotes.
+var nameByte = func() (t [256]bool) {
+	for c := range t {
+		t[c] = c == '_' || c == ':' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+	}
+	return t
+}()
+
 func isEOF(line []byte) bool {
 	return len(line) >= 5 && string(line[:5]) == "# EOF" && len(bytes.TrimRight(line[5:], " \t\r")) == 0
 }
@@ -102,7 +110,7 @@ func (s *scanner) line(line []byte) {
 		line = line[1:]
 	}
 	end := 0
-	for end < len(line) && line[end] != '{' && line[end] != ' ' && line[end] != '\t' {
+	for end < len(line) && nameByte[line[end]] {
 		end++
 	}
 	name, rest := line[:end], line[end:]

@@ -61,7 +61,7 @@ var sglangTable = Table{
 	// SIGTERM on /health is 503 while streams finish.
 	Health: []Probe{
 		{Path: "/ready", Rules: []Rule{{Reply: Reply{Status: 503}, State: Draining, Before: until(Loading)}}},
-		{Path: "/health", Rules: []Rule{{Reply: Reply{Status: 503}, State: Draining, Before: until(Loading)}}},
+		{Path: "/health", Slow: true, Rules: []Rule{{Reply: Reply{Status: 503}, State: Draining, Before: until(Loading)}}},
 	},
 	WarmUp:  []Service{routing.ServeChat, routing.ServeCompletions, routing.ServeEmbeddings},
 	Version: "/server_info",
