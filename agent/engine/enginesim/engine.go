@@ -13,16 +13,17 @@ type Engine struct {
 	paused   bool
 	pausedAt picos
 
-	waiting queue
-	prefill []*sequence // admitted, prompt not computed
-	decode  byEnd
-	order   []*sequence // running, by admission
-	streams int         // decoding sequences that want an event for each token
-	context int         // KV tokens that the decoding sequences read in a step
-	used    int         // KV tokens in use; the idle blocks of the prefix cache come on top
-	pending int
-	cache   cache
-	pool    []*sequence
+	waiting   queue
+	prefill   []*sequence // admitted, prompt not computed
+	decode    byEnd
+	order     []*sequence // running, by admission
+	streams   int         // decoding sequences that want an event for each token
+	context   int         // KV tokens that the decoding sequences read in a step
+	used      int         // KV tokens in use; the idle blocks of the prefix cache come on top
+	pending   int
+	preempted int
+	cache     cache
+	pool      []*sequence
 
 	// The work under way: one step with prefill chunks, or a run of equal decode steps.
 	step    int64 // steps completed
@@ -60,6 +61,7 @@ type Counters struct {
 // Load is the state at one moment.
 type Load struct {
 	Running, Waiting int
+	Preempted        int // of the waiting ones, those that have run before
 	Pending          int // prompt tokens of waiting and running jobs that are neither computed nor cached
 	KVUsed           int // tokens in use
 	KVIdle           int // tokens that only the prefix cache holds
@@ -82,7 +84,7 @@ func (e *Engine) Counters() Counters { return e.count }
 
 // Load is the state at the latest time seen.
 func (e *Engine) Load() Load {
-	return Load{Running: len(e.order), Waiting: e.waiting.len(), Pending: e.pending, KVUsed: e.used, KVIdle: e.cache.idle}
+	return Load{Running: len(e.order), Waiting: e.waiting.len(), Preempted: e.preempted, Pending: e.pending, KVUsed: e.used, KVIdle: e.cache.idle}
 }
 
 // Match is the number of prompt tokens that the prefix cache would supply for these blocks now.
@@ -266,6 +268,9 @@ func (e *Engine) take() *sequence {
 
 func (e *Engine) put(s *sequence) {
 	e.pending -= s.pending
+	if s.preempted {
+		e.preempted--
+	}
 	*s = sequence{gen: s.gen + 1, nodes: s.nodes[:0]}
 	e.pool = append(e.pool, s)
 }

@@ -45,6 +45,7 @@ func empty(t *testing.T, e *Engine) {
 	assert.Zero(t, l.Running, "running")
 	assert.Zero(t, l.Waiting, "waiting")
 	assert.Zero(t, l.Pending, "pending")
+	assert.Zero(t, l.Preempted, "preempted")
 	assert.Zero(t, l.KVUsed, "KV in use")
 	assert.Zero(t, e.context, "context")
 	assert.Zero(t, e.streams, "streams")
@@ -343,38 +344,4 @@ func TestSkippingEqualsStepping(t *testing.T) {
 		ca.Busy, cb.Busy = ca.Busy.Round(time.Millisecond), cb.Busy.Round(time.Millisecond)
 		require.Equal(t, cb, ca, "seed %d", seed)
 	}
-}
-
-// BenchmarkEngine is one request through a replica at about 80 % load: 1,155 prompt and 211 output tokens on average.
-func BenchmarkEngine(b *testing.B) {
-	p, _ := Profile("h100-8b")
-	e := New(p)
-	r := rand.New(rand.NewPCG(1, 2))
-	var hs [8]uint64
-	now := time.Duration(0)
-	b.ReportAllocs()
-	id := uint64(0)
-	for b.Loop() {
-		id++
-		now += time.Duration(r.ExpFloat64() / 14 * 1e9)
-		for {
-			at, ok := e.NextEvent()
-			if !ok || at > now {
-				break
-			}
-			e.Advance(at)
-		}
-		prompt := 1 + int(r.ExpFloat64()*1155)
-		n := min(len(hs), (prompt+511)/512)
-		for i := range n {
-			hs[i] = id<<8 | uint64(i)
-		}
-		_, err := e.Submit(now, Job{ID: id, Prompt: prompt, Output: 1 + int(r.ExpFloat64()*211), Blocks: append([]uint64(nil), hs[:n]...)})
-		if err != nil {
-			b.Fatal(err)
-		}
-	}
-	c := e.Counters()
-	b.ReportMetric(float64(c.Steps)/float64(c.Submitted), "steps/req")
-	b.ReportMetric(c.Busy.Seconds()/now.Seconds(), "busy")
 }

@@ -149,6 +149,13 @@ func (s *Server) apply() {
 	s.nudge()
 }
 
+// kill is die for those who do not hold s.mu.
+func (s *Server) kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.die()
+}
+
 // die ends the engine as kill -9 does: connections break, new ones are refused. s.mu is held.
 func (s *Server) die() {
 	if s.dead {
@@ -222,12 +229,8 @@ func (s *Server) strike(said int) string {
 	defer s.mu.Unlock()
 	for _, f := range s.faults {
 		if slices.Contains(tokenKinds, f.Kind) && said >= f.After {
-			kind := f.Kind
 			s.spend(f)
-			if kind == "die" {
-				s.die()
-			}
-			return kind
+			return f.Kind
 		}
 	}
 	return ""

@@ -350,6 +350,9 @@ func (c *call) breakStream(r *http.Request, kind string, head func(), b *[]byte,
 	case "engine-dead":
 		head()
 		_, body := c.s.dialect.problem(problem{kind: engineDead})
+		if c.s.dialect.name() == "sglang" { // flat in a reply, wrapped in a stream
+			body = append(append([]byte(`{"error":`), body...), '}')
+		}
 		*b = append(event(*b, func(b []byte) []byte { return append(b, body...) }), doneEvent...)
 		flush()
 		c.abandon(kind)
@@ -357,9 +360,14 @@ func (c *call) breakStream(r *http.Request, kind string, head func(), b *[]byte,
 		flush()
 		c.abandon(kind)
 		panic(http.ErrAbortHandler)
-	default: // reset, die
+	case "die":
 		flush()
-		c.abandon(strings.Replace(kind, "die", "lost", 1))
+		c.s.kill()
+		c.close("lost")
+		reset(r)
+	default: // reset
+		flush()
+		c.abandon(kind)
 		reset(r)
 	}
 }
@@ -394,8 +402,12 @@ func (c *call) whole(w http.ResponseWriter, r *http.Request, body func([]choice)
 		case "cut":
 			c.abandon(kind)
 			panic(http.ErrAbortHandler)
-		default:
-			c.abandon(strings.Replace(kind, "die", "lost", 1))
+		case "die":
+			s.kill()
+			c.close("lost")
+			reset(r)
+		default: // reset
+			c.abandon(kind)
 			reset(r)
 		}
 		if !open {

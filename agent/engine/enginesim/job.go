@@ -67,7 +67,7 @@ type sequence struct {
 	job       Job
 	gen       uint32
 	state     seqState
-	preempted bool // has been admitted before
+	preempted bool // waits for its second admission
 	hasFirst  bool
 	prompt    int     // tokens to have in the KV cache before decoding: the prompt and what was generated before a preemption
 	todo      int     // of these, not computed yet

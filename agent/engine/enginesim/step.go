@@ -253,6 +253,8 @@ func (e *Engine) preemptLast() bool {
 	s.todo = 0
 	e.pending += s.prompt - s.pending
 	s.pending = s.prompt
+	s.preempted = true
+	e.preempted++
 	e.waiting.pushFront(s)
 	e.emit(Event{Kind: Preempted, Job: s.job.ID, At: e.now.ceil(), Tokens: s.got})
 	return true
@@ -288,6 +290,10 @@ func (e *Engine) admit(s *sequence) bool {
 	e.pending += s.todo - s.pending
 	s.pending = s.todo
 	s.state = seqPrefill
+	if s.preempted {
+		s.preempted = false
+		e.preempted--
+	}
 	e.count.Queried += uint64(s.prompt)
 	e.count.Cached += uint64(cached)
 	e.emit(Event{Kind: Started, Job: s.job.ID, At: e.now.ceil(), Tokens: s.got, Cached: cached})
