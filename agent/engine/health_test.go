@@ -127,11 +127,12 @@ func TestSlowHealthPageWithAFreshReading(t *testing.T) {
 }
 
 func TestRefusedIsDownAndForgetsOldValues(t *testing.T) {
-	f := newFake(t, map[string]page{"/health": text(""), "/metrics": captured(t, "pages/vllm-0.32.0/metrics-busy.txt")})
-	r := f.reader(t, VLLM)
+	f := newFake(t, from(t, map[string]string{"/metrics": "llamacpp-b11434/metrics-busy.txt", "/slots": "llamacpp-b11434/load-busy.txt"}))
+	r := f.reader(t, LlamaCpp)
 	rd, err := r.Read(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, 3, rd.Running.V)
+	require.Equal(t, 1, rd.Running.V)
+	require.Equal(t, 4096, rd.KVCapacity.V)
 	f.CloseClientConnections()
 	f.Close()
 	rd, err = r.Read(t.Context())
@@ -139,6 +140,7 @@ func TestRefusedIsDownAndForgetsOldValues(t *testing.T) {
 	assert.False(t, rd.TimedOut)
 	assert.False(t, rd.Running.OK)
 	assert.Contains(t, rd.Field(FieldRunning).Why, "connection refused")
+	assert.False(t, rd.KVCapacity.OK, "nor what another page said")
 	h := r.Health(t.Context())
 	assert.Equal(t, Down, h.State)
 	assert.Contains(t, h.Detail, "connection refused")

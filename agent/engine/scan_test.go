@@ -127,6 +127,10 @@ dynamo_frontend_model_kv_cache_block_size{model="m"} 16
 		rd = readText(t, LMDeploy, "lmdeploy:num_requests_waiting 2\nlmdeploy:num_api_requests_waiting NaN\n")
 		assert.False(t, rd.Waiting.OK, "NaN is not nothing")
 	})
+	t.Run("two gauges of different instants", func(t *testing.T) {
+		rd := readText(t, Dynamo, "dynamo_frontend_active_requests 1\ndynamo_frontend_queued_requests 2\n")
+		assert.Equal(t, routing.Some(0), rd.Running, "never negative")
+	})
 	t.Run("older triton", func(t *testing.T) {
 		rd := readText(t, Triton, `nv_trt_llm_request_metrics{request_type="scheduled"} 20
 nv_trt_llm_request_metrics{request_type="active"} 21
