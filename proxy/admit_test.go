@@ -50,8 +50,7 @@ func TestC24BodyLimit(t *testing.T) {
 			}
 		}
 		assert.Equal(t, 4, e.count())
-		assert.EqualValues(t, 2, f.agents[0].Metrics().Refusals["too_large"])
-		synctest.Wait()
+		assert.EqualValues(t, 2, f.metrics(0).Refusals["too_large"])
 		f.idle()
 	})
 }
@@ -82,7 +81,7 @@ func TestBodyAboveTheKeptPart(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, 200, resp.StatusCode)
 		assert.Equal(t, body, e.bodies[0])
-		assert.Equal(t, "m", f.agents[0].Picks("")[0].Model)
+		assert.Equal(t, "m", f.lastPick().Model)
 	})
 }
 
@@ -101,7 +100,6 @@ func TestInflightLimit(t *testing.T) {
 		assert.NotEmpty(t, resp.Header.Get("Retry-After"))
 		assert.NotEmpty(t, resp.Header.Get("Retry-After-Ms"))
 		cancel()
-		synctest.Wait()
 		f.idle()
 	})
 }
@@ -173,13 +171,13 @@ func TestC107OutcomesAddUp(t *testing.T) {
 			}
 			return n
 		}
-		m := f.agents[0].Metrics()
+		m := f.metrics(0)
 		assert.EqualValues(t, len(steps)+1, sum(m.EntryByOutcome), "%v", m.EntryByOutcome)
 		for o, n := range map[string]int{outcomeOK: 1, outcomeClientError: 2, outcomeBusy: 2, outcomeCut: 1, outcomeStreamError: 1, outcomeCancel: 1} {
 			assert.EqualValues(t, n, m.EntryByOutcome[o], "%s of %v", o, m.EntryByOutcome)
 		}
 		if target == 1 {
-			assert.EqualValues(t, len(steps)+1, sum(f.agents[1].Metrics().TargetByOutcome))
+			assert.EqualValues(t, len(steps)+1, sum(f.metrics(1).TargetByOutcome))
 			assert.Zero(t, sum(m.TargetByOutcome))
 		}
 		f.idle()

@@ -44,7 +44,7 @@ func TestC10HangUpReachesEngine(t *testing.T) {
 						require.Len(t, e.hungUp(), 1)
 						assert.Equal(t, 200*time.Millisecond, e.hungUp()[0].Sub(start), "no time passes in the agents")
 						f.idle()
-						m := f.agents[0].Metrics()
+						m := f.metrics(0)
 						assert.EqualValues(t, 1, m.EntryByOutcome[outcomeCancel])
 						assert.Equal(t, 1, e.count(), "a hang-up is never replayed")
 					})
@@ -75,7 +75,7 @@ func TestC12CancelsAreNobodysFailure(t *testing.T) {
 			_ = c.Close()
 		}
 		synctest.Wait()
-		m := f.agents[0].Metrics()
+		m := f.metrics(0)
 		assert.EqualValues(t, 150, m.EntryByOutcome[outcomeCancel]+m.EntryByOutcome[outcomeClientError])
 		assert.GreaterOrEqual(t, m.EntryByOutcome[outcomeCancel], uint64(100))
 		assert.Equal(t, 100, e.count(), "a cut upload never reaches the engine")

@@ -25,7 +25,7 @@ func TestDrainingTargetIsLeft(t *testing.T) {
 		assert.Equal(t, 200, resp.StatusCode)
 		assert.Equal(t, "1", text)
 		assert.Zero(t, e2.count())
-		assert.EqualValues(t, 1, f.agents[0].Metrics().Retries[retryRefused])
+		assert.EqualValues(t, 1, f.metrics(0).Retries[retryRefused])
 		f.idle()
 	})
 }
@@ -54,7 +54,6 @@ func TestDrainingEntry(t *testing.T) {
 		resp, _, err = f.get(chatBody(false))
 		require.NoError(t, err)
 		assert.Equal(t, 503, resp.StatusCode)
-		synctest.Wait()
 		f.idle()
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -234,9 +235,17 @@ func (f *fleet) stop() {
 	}
 }
 
+// metrics waits until all that can end has ended, and returns an agent's counters: an answer is at the client a
+// little before its request is off the books.
+func (f *fleet) metrics(i int) Metrics {
+	synctest.Wait()
+	return f.agents[i].Metrics()
+}
+
 // idle checks that nothing is counted as under way anywhere.
 func (f *fleet) idle() {
 	f.t.Helper()
+	synctest.Wait()
 	settle()
 	for i, p := range f.agents {
 		l := p.Load()

@@ -80,7 +80,7 @@ func TestC31RetryRules(t *testing.T) {
 					assert.Equal(t, 1, first.count())
 					assert.Equal(t, c.second, second.count())
 					total := uint64(0)
-					m := f.agents[0].Metrics()
+					m := f.metrics(0)
 					for _, n := range m.Retries {
 						total += n
 					}
@@ -112,7 +112,7 @@ func TestC33LastRefusalIsPassedOn(t *testing.T) {
 		assert.Empty(t, resp.Header.Get(headerReason), "an engine's answer is not ours")
 		assert.Equal(t, 1, a.count())
 		assert.Equal(t, 1, b.count())
-		assert.EqualValues(t, 1, f.agents[0].Metrics().EntryByOutcome[outcomeBusy])
+		assert.EqualValues(t, 1, f.metrics(0).EntryByOutcome[outcomeBusy])
 		f.idle()
 	})
 }
@@ -140,7 +140,7 @@ func TestC32SecondGetsTheWholeBody(t *testing.T) {
 					_ = resp.Body.Close()
 					require.Len(t, e.bodies, 1)
 					assert.Equal(t, sha256.Sum256([]byte(body)), sha256.Sum256([]byte(e.bodies[0])))
-					assert.EqualValues(t, 1, f.agents[0].Metrics().Retries[retryDial])
+					assert.EqualValues(t, 1, f.metrics(0).Retries[retryDial])
 					f.idle()
 				})
 			})
@@ -164,7 +164,7 @@ func TestC34BudgetBoundsRepeats(t *testing.T) {
 		most := 200 + 0.1*200 + 3 + time.Since(start).Seconds()/10
 		assert.LessOrEqual(t, float64(runs), most)
 		assert.Greater(t, runs, 210, "some were repeated")
-		assert.NotZero(t, f.agents[0].Metrics().RetryBudgetExhausted)
+		assert.NotZero(t, f.metrics(0).RetryBudgetExhausted)
 	})
 }
 

@@ -113,7 +113,7 @@ func TestC02ReplayBehindHead(t *testing.T) {
 				assert.Equal(t, roleChunk+chunk("x")+finishChunk+doneChunk, text, "one role, nothing twice")
 				assert.Equal(t, 1, dying.count())
 				assert.Equal(t, 1, good.count())
-				assert.EqualValues(t, 1, f.agents[0].Metrics().Retries[retryCut])
+				assert.EqualValues(t, 1, f.metrics(0).Retries[retryCut])
 				f.idle()
 			})
 		})
@@ -168,8 +168,8 @@ func TestC05CutAfterContent(t *testing.T) {
 		require.True(t, strings.HasPrefix(text, events), "whole events are all there: %q", text)
 		assert.Equal(t, string(errStreamBroken.Event()), text[len(events):], "an error event at the boundary, and nothing more")
 		assert.NotContains(t, text, "[DONE]")
-		assert.Len(t, f.agents[0].Picks("")[0].Attempts, 1, "no retry")
-		assert.Equal(t, outcomeCut, f.agents[0].Picks("")[0].Outcome)
+		assert.Len(t, f.lastPick().Attempts, 1, "no retry")
+		assert.Equal(t, outcomeCut, f.lastPick().Outcome)
 		f.idle()
 	})
 }
@@ -183,7 +183,7 @@ func TestC06ErrorInsideStream(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, 200, resp.StatusCode)
 		assert.Equal(t, in, text)
-		assert.Equal(t, outcomeStreamError, f.agents[0].Picks("")[0].Outcome)
+		assert.Equal(t, outcomeStreamError, f.lastPick().Outcome)
 		f.idle()
 	})
 }
