@@ -139,6 +139,7 @@ func (s *Server) begin(c *call, each bool) error {
 // drop takes an output away from the engine; s.mu is held.
 func (s *Server) drop(o *output) {
 	if s.outputs[o.job] == o {
+		o.tokens = s.engine.Tokens(o.handle)
 		s.engine.Abort(s.now(), o.handle)
 		s.vacate(o)
 		delete(s.outputs, o.job)

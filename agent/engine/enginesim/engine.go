@@ -145,6 +145,14 @@ func (e *Engine) Abort(now time.Duration, h Handle) bool {
 	return true
 }
 
+// Tokens is the number of tokens that a job has at the latest time seen; 0 if it has left the engine.
+func (e *Engine) Tokens(h Handle) int {
+	if h.seq == nil || h.seq.gen != h.gen {
+		return 0
+	}
+	return e.generated(h.seq)
+}
+
 // Pause freezes the engine: time passes, nothing happens, until Resume. Jobs may be submitted and aborted meanwhile.
 func (e *Engine) Pause(now time.Duration) {
 	e.advance(now, false)

@@ -100,7 +100,7 @@ func (s *Server) Journal() []Entry {
 		if e := c.entry; e != nil && e.Outcome == "running" {
 			tokens := 0
 			for _, o := range c.outputs {
-				tokens += o.tokens
+				tokens += max(o.tokens, s.engine.Tokens(o.handle))
 			}
 			for i := range out {
 				if out[i].Run == e.Run {

@@ -224,8 +224,9 @@ func (d llamacpp) slotList() []byte {
 			b = fmt.Appendf(b, `{"id":%d,"n_ctx":%d,"speculative":false,"is_processing":false}`, i, s.params.Context)
 			continue
 		}
+		tokens := s.engine.Tokens(o.handle)
 		b = fmt.Appendf(b, `{"id":%d,"n_ctx":%d,"speculative":false,"is_processing":true,"id_task":%d,"n_prompt_tokens":%d,"n_prompt_tokens_processed":%d,"n_prompt_tokens_cache":%d,"params":{"max_tokens":%d,"n_predict":%d,"stream":%t},"next_token":[{"has_next_token":true,"has_new_line":false,"n_remain":%d,"n_decoded":%d}]}`,
-			i, s.params.Context, o.job, o.promptTokens+o.tokens, o.promptTokens-o.cached, o.cached, o.limit, o.limit, o.call.request.Stream, o.limit-o.tokens, o.tokens)
+			i, s.params.Context, o.job, o.promptTokens+tokens, o.promptTokens-o.cached, o.cached, o.limit, o.limit, o.call.request.Stream, o.limit-tokens, tokens)
 	}
 	return append(b, ']')
 }

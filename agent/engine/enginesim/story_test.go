@@ -352,6 +352,7 @@ func TestHangingUpFreesTheSlot(t *testing.T) {
 				j := h.Journal()
 				require.Len(t, j, 1)
 				assert.NotZero(t, j[0].Gone)
+				assert.InDelta(t, (500*time.Millisecond+c.want)/(20*time.Millisecond), j[0].Tokens, 1, "computed")
 				if c.want > time.Second {
 					assert.Equal(t, "unheard", j[0].Outcome)
 				} else {
