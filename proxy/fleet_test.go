@@ -170,6 +170,9 @@ func newFleet(t *testing.T, order []uint64, tune func(i int, c *Config), engines
 		ps.SetHTTP1(true)
 		ps.SetUnencryptedHTTP2(true)
 		srv := &http.Server{Handler: h, ConnState: cs.state, Protocols: &ps}
+		if s, ok := h.(*scripted); ok {
+			srv.IdleTimeout = s.idle
+		}
 		f.serve(srv, f.net.listen(addr))
 		f.engines, f.conns = append(f.engines, srv), append(f.conns, cs)
 	}
@@ -330,6 +333,8 @@ type scripted struct {
 	uris   []string
 	ended  []time.Time // when a request's context ended before its answer did
 	f      func(n int, w http.ResponseWriter, r *http.Request)
+
+	idle time.Duration // after which the engine closes a kept connection; 0 = never
 }
 
 func engine(f func(n int, w http.ResponseWriter, r *http.Request)) *scripted { return &scripted{f: f} }

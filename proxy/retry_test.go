@@ -220,8 +220,8 @@ func TestDeadlyRequest(t *testing.T) {
 func TestC36DeadKeptConnection(t *testing.T) {
 	hops(t, func(t *testing.T, order []uint64, target int) {
 		e := answers(200, okAnswer)
+		e.idle = time.Second
 		f := newFleet(t, order, nil, pair(target, e)...)
-		f.engines[target].IdleTimeout = time.Second
 		for i := range 200 {
 			resp, _, err := f.get(chatBody(false))
 			require.NoError(t, err)
