@@ -65,6 +65,9 @@ func (s *Server) Inject(f Fault) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.stopped {
+		return nil
+	}
 	s.advance()
 	if f.Kind == "die" && f.After == 0 {
 		s.die()
@@ -198,8 +201,8 @@ func (s *Server) tokenFaults() bool {
 	return slices.ContainsFunc(s.faults, func(f *Fault) bool { return slices.Contains(tokenKinds, f.Kind) })
 }
 
-// refusal is the problem with which inference is answered at once, if any.
-func (s *Server) refusal() (problem, bool) {
+// refusal is the fault by which inference is answered at once, if any, and the answer.
+func (s *Server) refusal() (kind string, p problem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.faults {
@@ -215,9 +218,9 @@ func (s *Server) refusal() (problem, bool) {
 			continue
 		}
 		s.spend(f)
-		return problem{kind: k}, true
+		return f.Kind, problem{kind: k}
 	}
-	return problem{}, false
+	return "", problem{}
 }
 
 // strike is the fault that hits a call which has said so many tokens; "" if none.

@@ -136,6 +136,9 @@ func TestRefusedAtOnce(t *testing.T) {
 			assert.Contains(t, r.body, c.says)
 			assert.Zero(t, r.took)
 			assert.Equal(t, c.health, h.get("/health").status)
+			if kind != "loading" {
+				assert.Equal(t, kind, h.Journal()[0].Outcome, "the refused are counted too")
+			}
 			time.Sleep(time.Minute)
 			assert.Equal(t, 200, h.post(chatPath, ask("hi", 5, true)).status, "over after a minute")
 		})

@@ -90,11 +90,13 @@ func (s *Server) newCall(w http.ResponseWriter, r *http.Request, req *request, c
 		if limit == 0 || limit > room {
 			limit = room
 		}
-		if refused, ok := s.refusal(); ok {
+		c := s.makeCall(r, req, chat, prompts, n, limit, mayEnd)
+		if kind, refused := s.refusal(); kind != "" {
+			c.close(kind)
+			s.leave(c)
 			p = refused
 			break
 		}
-		c := s.makeCall(r, req, chat, prompts, n, limit, mayEnd)
 		err := s.begin(c, req.Stream)
 		if err == nil {
 			return c

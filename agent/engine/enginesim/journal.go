@@ -26,7 +26,7 @@ type Entry struct {
 	Gone         int64  `json:"gone_ns"`    // the client's hang-up was noticed
 	End          int64  `json:"end_ns"`     // nothing of it is at the engine any more
 	// Outcome is "running" until the end; then "done", "aborted" (the client hung up), "unheard" (it ran to its end for
-	// nobody), "lost" (the engine died), "refused", or the kind of the fault that ended it.
+	// nobody), "lost" (the engine died), "refused" (the queue was full), or the kind of the fault that ended or refused it.
 	Outcome string `json:"outcome"`
 }
 

@@ -27,7 +27,7 @@ type ServerConfig struct {
 	APIKey      string        // demanded on /v1 paths if set
 	Journal     io.Writer     // gets a JSON line at the start and at the end of each run, so that it survives a kill
 	JournalSize int           // runs kept for GET /journal; default 100,000
-	OnDie       func()        // called when a fault kills the engine, before anything is cleaned up: a process exits here
+	OnDie       func()        // called when a fault kills the engine, before anything is cleaned up: a process exits here. It must not call the server
 }
 
 // Server is an engine behind HTTP. Make it with NewServer, run [Server.Run], and serve it with any http.Server or, so that
