@@ -145,7 +145,7 @@ func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level
 		return c.decision(b, reason)
 	}
 	d := c.decision(c.narrow(b, self, owner, rnd), reason)
-	a.askList(c, owner, &d)
+	a.askList(c, owner, &d, rnd)
 	return d
 }
 
@@ -187,7 +187,7 @@ func (c *candidates) decision(i int, why Reason) Decision {
 }
 
 // askList names those to ask, best first: in a small fleet all, else the best few, ourselves and the key's first owner.
-func (a *auto) askList(c *candidates, owner int, d *Decision) {
+func (a *auto) askList(c *candidates, owner int, d *Decision, rnd *rand.Rand) {
 	for i := 1; i < c.n; i++ {
 		for k := i; k > 0 && c.list[k].score < c.list[k-1].score; k-- {
 			c.list[k], c.list[k-1] = c.list[k-1], c.list[k]
@@ -216,4 +216,6 @@ func (a *auto) askList(c *candidates, owner int, d *Decision) {
 	if others == 0 {
 		d.Asks = 0
 	}
+	d.table, d.at = c.s.table, c.now
+	d.draw(rnd)
 }

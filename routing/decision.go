@@ -26,6 +26,9 @@ type Decision struct {
 	// What only the asker knows, by the same index: the factor for slow start and slowness, and the seconds to add for
 	// the round trip and for failures.
 	askFactor, askExtra [MaxAsk]float64
+	drawn               uint32 // bit i: Ask[i] may be chosen for its load alone, see settle.go
+	at                  tick   // of the pick
+	table               *Table
 }
 
 // Answer is what an asked replica said.
@@ -38,47 +41,3 @@ type Answer struct {
 
 // Asked returns the replicas to ask.
 func (d *Decision) Asked() []*Peer { return d.Ask[:d.Asks] }
-
-// silence is what a replica that did not answer in time is charged on top of what gossip says, in seconds.
-const silence = 0.010
-
-// Settle chooses between what the asked replicas answered and, for those that did not, what gossip said. Without any
-// answer the first choice stands; if all refuse, Peer is nil and the reason is ReasonAllFull. It allocates nothing.
-func Settle(d *Decision, answers []Answer) Decision {
-	out := *d
-	if len(answers) == 0 || d.Asks == 0 {
-		out.Asks = 0
-		return out
-	}
-	out = Decision{Reason: ReasonAllFull}
-	var seen [MaxAsk]bool
-	take := func(p *Peer, score float64, tokens int, why Reason) {
-		switch {
-		case out.Peer == nil || score < out.Score:
-			out.RunnerUp, out.RunnerUpScore = out.Peer, out.Score
-			out.Peer, out.Score, out.Tokens, out.Reason = p, score, tokens, why
-		case out.RunnerUp == nil || score < out.RunnerUpScore:
-			out.RunnerUp, out.RunnerUpScore = p, score
-		}
-	}
-	for _, a := range answers {
-		if a.Index < 0 || a.Index >= d.Asks {
-			continue
-		}
-		seen[a.Index] = true
-		if p := d.Ask[a.Index]; a.OK {
-			take(p, a.Score*d.askFactor[a.Index]+d.askExtra[a.Index], a.Tokens, ReasonAsked)
-		}
-	}
-	inList := false
-	for i, p := range d.Asked() {
-		inList = inList || p == d.Peer
-		if !seen[i] {
-			take(p, d.AskScore[i]+silence, d.AskTokens[i], ReasonBest)
-		}
-	}
-	if d.Peer != nil && !inList {
-		take(d.Peer, d.Score, d.Tokens, d.Reason)
-	}
-	return out
-}

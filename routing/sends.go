@@ -52,11 +52,18 @@ func (s *sends) report(sampled tick, accepted Opt[uint32]) (n, tokens, ours int6
 	inc = max(inc, s.included)
 	ours = inc - s.included
 	s.included, s.accepted = inc, accepted
-	if inc == 0 {
-		return s.n, s.tokens, ours, all
+	n, tokens = s.from(inc)
+	return n, tokens, ours, all
+}
+
+// after returns how many sends left after at, and their tokens.
+func (s *sends) after(at tick) (n, tokens int64) { return s.from(s.before(at)) }
+
+// from returns the sends but for the first i, and their tokens; those that are forgotten do not count.
+func (s *sends) from(i int64) (n, tokens int64) {
+	i = max(i, s.n-sendRing+1)
+	if i <= 0 {
+		return s.n, s.tokens
 	}
-	if inc <= s.n-sendRing {
-		inc = s.n - sendRing + 1 // forgotten: counts as reported
-	}
-	return s.n - inc, s.tokens - s.ring[(inc-1)%sendRing].tokens, ours, all
+	return s.n - i, s.tokens - s.ring[(i-1)%sendRing].tokens
 }
