@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -117,6 +118,23 @@ func TestDeltasRebuildTheDigest(t *testing.T) {
 	assert.Equal(t, want, got)
 	tbl.RemoveMember(2, t0)
 	assert.Empty(t, tbl.index.blocks, "nothing of it is left")
+}
+
+func TestDepartedDigest(t *testing.T) {
+	tbl := newFleet(2)
+	tbl.SetMember(Member{Boot: 2, Addr: "10.0.0.2:8081"}, t0)
+	tbl.SetDigest(2, 1, []uint32{5, 6, 7}, t0)
+	assert.Nil(t, tbl.Departed("10.0.0.2:8081", t0), "it is still there")
+	tbl.RemoveMember(2, t0)
+	assert.ElementsMatch(t, []uint32{5, 6, 7}, tbl.Departed("10.0.0.2:8081", t0.Add(10*time.Minute)))
+	assert.Nil(t, tbl.Departed("10.0.0.2:8081", t0.Add(10*time.Minute+1)))
+	assert.Nil(t, tbl.Departed("10.0.0.3:8081", t0))
+	d := NewDigest(0)
+	d.Restore(tbl.Departed("10.0.0.2:8081", t0))
+	assert.Equal(t, 3, d.Match([]uint64{5, 6, 7}))
+	x, ok := d.Delta(3, DeltaMax)
+	require.True(t, ok, "and is told to the peers")
+	assert.Len(t, x.Added, 3)
 }
 
 func TestDigestBehind(t *testing.T) {

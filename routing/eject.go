@@ -240,7 +240,13 @@ func (p *Peer) ramp(v *view, s *Snapshot, now tick) float64 {
 	if since == never || now-since >= rampFor || since <= tick(p.rampEnded.Load()) || s.table.rampOff.Load() {
 		return 1
 	}
-	return max(rampLeast, float64(now-since)/float64(rampFor))
+	return SlowStart(time.Duration(now - since))
+}
+
+// SlowStart returns the share of its load that a replica takes that long after it became ready: t/30 s, at least 0.1,
+// at most 1. Choosers divide the score by it, the replica itself multiplies its limit of concurrent requests by it.
+func SlowStart(since time.Duration) float64 {
+	return min(1, max(rampLeast, float64(since)/float64(rampFor)))
 }
 
 // slowFactor returns how many times slower than predicted the replica is, against the median of peers; 1 = as they.

@@ -1,5 +1,7 @@
 package routing
 
+import "slices"
+
 // Member is a replica's identity, from its membership tags. It changes rarely.
 type Member struct {
 	Boot    uint64 // the key of everything
@@ -16,6 +18,10 @@ type Model struct {
 	ID            string
 	ContextLength int // tokens; 0 = unknown
 	Aliases       []string
+}
+
+func (m Model) equal(o Model) bool {
+	return m.ID == o.ID && m.ContextLength == o.ContextLength && slices.Equal(m.Aliases, o.Aliases)
 }
 
 // Service is the set of request kinds that a replica serves; 0 means unknown and counts as all.

@@ -16,7 +16,7 @@ const (
 	// forgetModel is how long a model name that nobody lists any more is still "known": 503 instead of 404.
 	forgetModel = 10 * time.Minute
 	// lostMax bounds how many such names are kept.
-	lostMax = 1024
+	lostMax = 10_000
 	// loneShare is our share of the fleet's arrivals from which on our own books beat the records.
 	loneShare = 0.8
 	// shareFor is how fast old arrivals fade from that share.
@@ -43,6 +43,7 @@ type Table struct {
 	mu       sync.Mutex
 	peers    map[uint64]*Peer
 	parked   []parked
+	departed map[string]departed  // by address
 	lost     map[string]time.Time // names that nobody lists any more → since when
 	ours     float64              // our sends, fading
 	all      float64              // accepted by anybody, fading
@@ -57,7 +58,7 @@ type parked struct {
 
 // NewTable returns a table that knows only ourselves.
 func NewTable(self Member) *Table {
-	t := &Table{peers: map[uint64]*Peer{}, lost: map[string]time.Time{}}
+	t := &Table{peers: map[uint64]*Peer{}, lost: map[string]time.Time{}, departed: map[string]departed{}}
 	t.index.init()
 	self.Self = true
 	t.self = newPeer(t, self)
@@ -116,6 +117,7 @@ func (t *Table) RemoveMember(boot uint64, now time.Time) {
 	p.mu.Lock()
 	p.refresh(t.clock.tick(now))
 	p.mu.Unlock()
+	t.depart(p, now)
 	t.index.leave(p)
 	t.remember(p, now)
 	delete(t.peers, boot)
@@ -129,6 +131,9 @@ func (t *Table) SetModels(boot uint64, models []Model, serves Service, now time.
 	p := t.peers[boot]
 	if p == nil {
 		return
+	}
+	if l := p.models.Load(); l != nil && l.serves == serves && slices.EqualFunc(l.models, models, Model.equal) {
+		return // read anew, nothing changed
 	}
 	t.remember(p, now)
 	p.models.Store(&modelList{models: slices.Clone(models), serves: serves, at: now})
@@ -149,7 +154,7 @@ func (t *Table) remember(p *Peer, now time.Time) {
 	}
 	for _, m := range l.models {
 		for _, name := range append([]string{m.ID}, m.Aliases...) {
-			if len(t.lost) < lostMax {
+			if _, known := t.lost[name]; known || len(t.lost) < lostMax {
 				t.lost[name] = now
 			}
 		}

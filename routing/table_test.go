@@ -156,6 +156,10 @@ func TestSnapshotStaysAsItIs(t *testing.T) {
 	before := tbl.Snapshot()
 	tbl.Update(ready(3, 2), t0)
 	assert.Same(t, before, tbl.Snapshot(), "a record alone does not rebuild it")
+	tbl.SetModels(3, []Model{{ID: "m"}}, 0, t0)
+	assert.Same(t, before, tbl.Snapshot(), "nor does the same list again")
+	tbl.SetModels(3, []Model{{ID: "m"}}, ServeChat, t0)
+	assert.NotSame(t, before, tbl.Snapshot())
 	tbl.RemoveMember(1, t0)
 	assert.NotNil(t, tbl.Peer(1), "ourselves stay")
 }
