@@ -28,6 +28,11 @@ func newCluster(t *testing.T) *cluster {
 	c := &cluster{t: t, net: gossiptest.New(1)}
 	// The last clean-up: time stands still once the test's function is over, and memberlist's goroutines end by timers.
 	t.Cleanup(func() { time.Sleep(time.Minute) })
+	t.Cleanup(func() { // whom a test takes out of agents it has ended
+		for _, a := range c.agents {
+			a.end()
+		}
+	})
 	c.net.SetDelay(200*time.Microsecond, 2*time.Millisecond)
 	c.cfg = gossip.Config{Cluster: "test"}
 	return c
@@ -41,7 +46,8 @@ func (c *cluster) add(name string) *agent {
 	cfg := c.cfg
 	cfg.Transport = tr
 	cfg.Join = c.seeds
-	a := start(c.t, name, c.next<<32|1, cfg)
+	a := build(c.t, name, c.next<<32|1, cfg)
+	a.run()
 	a.Offer(load(int(c.next)))
 	if len(c.seeds) < 3 {
 		c.seeds = append(c.seeds[:len(c.seeds):len(c.seeds)], tr.Addr())

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/hashicorp/serf/serf"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
@@ -90,4 +91,6 @@ type Config struct {
 	// OnReport gets each new record of a known member, at most once and newest last seen by this node only. It is called
 	// from the goroutine that receives packets and must return within microseconds.
 	OnReport func(routing.Report)
+
+	tune func(*serf.Config) // tests change Serf's configuration with it
 }

@@ -252,6 +252,9 @@ func (j *joiner) visit(ctx context.Context) bool {
 	if len(good) == 0 {
 		if len(addrs) > 0 {
 			j.n.stats.joinErrors.Add(1)
+			if j.alone() {
+				j.n.ring.tryNext()
+			}
 		}
 		return false
 	}

@@ -83,12 +83,12 @@ func TestTwoHalvesFindEachOther(t *testing.T) {
 			c.agents = append(c.agents, build(t, name, uint64(len(c.agents)+1)<<32|1, withTransport(c.cfg, c.net.Listen(), c.seeds)))
 		}
 		dns.set(c.agents[0], c.agents[1])
-		c.agents[0].run(t)
-		c.agents[1].run(t)
+		c.agents[0].run()
+		c.agents[1].run()
 		c.until(5*time.Second, "first half", func() bool { return c.agents[0].Alive() == 2 })
 		dns.set(c.agents[2], c.agents[3])
-		c.agents[2].run(t)
-		c.agents[3].run(t)
+		c.agents[2].run()
+		c.agents[3].run()
 		c.until(5*time.Second, "second half", func() bool { return c.agents[2].Alive() == 2 })
 		dns.set(c.agents...)
 		took := c.until(73*time.Second, "one cluster", func() bool {
@@ -115,7 +115,8 @@ func TestUnreachableSeed(t *testing.T) {
 		require.Len(t, a.Stats().Unreachable, 1)
 
 		b := build(t, "b", 99<<32, withTransport(c.cfg, c.net.ListenAt("10.0.0.9:7946"), nil))
-		b.run(t)
+		b.run()
+		c.agents = append(c.agents, b)
 		c.until(8*time.Second, "joined", func() bool { return a.Alive() == 2 && b.Alive() == 2 })
 		assert.Empty(t, a.Stats().Unreachable)
 	})

@@ -30,6 +30,7 @@ type agent struct {
 	reports map[uint64]routing.Report
 	heardAt map[uint64]time.Time
 	count   map[uint64]int
+	block   chan struct{} // OnMember waits for it
 	offBy   time.Duration // largest gap between two records of one boot
 }
 
@@ -54,7 +55,8 @@ func (l *safeLog) String() string {
 func start(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 	t.Helper()
 	a := build(t, name, boot, cfg)
-	a.run(t)
+	a.run()
+	t.Cleanup(a.end)
 	return a
 }
 
@@ -70,6 +72,12 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 		cfg.Logger = slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
 	cfg.OnMember = func(m routing.Member, e gossip.MemberEvent) {
+		a.mu.Lock()
+		block := a.block
+		a.mu.Unlock()
+		if block != nil {
+			<-block
+		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.events = append(a.events, e.String()+" "+m.Node)
@@ -95,14 +103,19 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 	return a
 }
 
-func (a *agent) run(t testing.TB) {
+func (a *agent) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	a.stop = cancel
 	go func() {
 		defer close(a.ended)
 		a.err = a.Run(ctx)
 	}()
-	t.Cleanup(func() { a.stop(); a.Close(); <-a.ended })
+}
+
+// end is for clean-ups: it does not wait for the leave.
+func (a *agent) end() {
+	a.kill()
+	a.stop()
 }
 
 // kill ends it as a crash does.

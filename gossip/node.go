@@ -37,16 +37,16 @@ type Node struct {
 	name    string
 	addr    string // gossip address that peers use
 
-	serf    *serf.Serf
-	hook    *hook
-	keyring *memberlist.Keyring // nil without keys
-	book    *book
-	heard   *heard
-	pub     *publisher
-	back    *background
-	effort  effort
-	join    *joiner
-	stats   counters
+	serf   *serf.Serf
+	hook   *hook
+	ring   *ring // nil without keys
+	book   *book
+	heard  *heard
+	pub    *publisher
+	back   *background
+	effort effort
+	join   *joiner
+	stats  counters
 
 	seq uint32 // of the last record; under pub.mu
 
@@ -88,11 +88,14 @@ func New(cfg Config) (*Node, error) {
 	if n.profile, err = ProfileNamed(cfg.Profile); err != nil {
 		return nil, err
 	}
+	if n.ring, err = newRing(cfg.Keys); err != nil {
+		return nil, fmt.Errorf("gossip: %w", err)
+	}
 	n.self = cfg.Member
 	n.self.Self, n.self.Version = true, ProtocolVersion
 	n.name = NodeName(cfg.NodeName, n.self.Boot)
 	n.self.Node = n.name
-	n.id = identity{Member: n.self, pod: podName(cfg.NodeName), cluster: cfg.Cluster, keys: keyIDs(cfg.Keys)}
+	n.id = identity{Member: n.self, pod: podName(cfg.NodeName), cluster: cfg.Cluster, keys: n.ring.ids()}
 
 	n.book = newBook(n.name, n.self.Boot, cfg.Cluster, &n.profile)
 	n.heard = newHeard(n.profile.Heartbeat)
@@ -131,11 +134,14 @@ func (n *Node) start() error {
 	conf.NodeName = n.name
 	conf.Tags = n.id.tags()
 	conf.EventCh = n.events
-	err := n.setKeyring(m)
-	if err == nil {
-		n.serf, err = serf.Create(conf)
+	if n.ring != nil {
+		m.Keyring = n.ring.ml
 	}
-	if err != nil {
+	if n.cfg.tune != nil {
+		n.cfg.tune(conf)
+	}
+	var err error
+	if n.serf, err = serf.Create(conf); err != nil {
 		_ = tr.Shutdown()
 		return err
 	}
@@ -361,6 +367,7 @@ func (n *Node) tellOne(m news) {
 		level = slog.LevelDebug
 	}
 	n.log.Log(context.Background(), level, "member "+m.event.String(), slog.String(keyMember, m.name), slog.String(keyAddress, id.Addr))
+	n.chooseKey()
 	if n.cfg.OnMember != nil {
 		n.cfg.OnMember(id, m.event)
 	}
@@ -414,10 +421,14 @@ func (n *Node) Describe(engine string, models routing.Opt[uint32]) {
 	n.id.Engine, n.id.models = engine, models
 	n.tagMu.Unlock()
 	if changed {
-		select {
-		case n.tagWake <- struct{}{}:
-		default:
-		}
+		n.tagsChanged()
+	}
+}
+
+func (n *Node) tagsChanged() {
+	select {
+	case n.tagWake <- struct{}{}:
+	default:
 	}
 }
 
@@ -442,31 +453,4 @@ func (n *Node) retag(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// setKeyring gives memberlist the key ring.
-func (n *Node) setKeyring(m *memberlist.Config) error {
-	if len(n.cfg.Keys) == 0 {
-		return nil
-	}
-	ring, err := memberlist.NewKeyring(n.cfg.Keys, n.cfg.Keys[0])
-	if err != nil {
-		return fmt.Errorf("key ring: %w", err)
-	}
-	n.keyring, m.Keyring = ring, ring
-	return nil
-}
-
-// maxKeyIDs bounds the tag.
-const maxKeyIDs = 4
-
-func keyIDs(keys [][]byte) string {
-	s := ""
-	for i, k := range keys[:min(len(keys), maxKeyIDs)] {
-		if i > 0 {
-			s += ","
-		}
-		s += KeyID(k)
-	}
-	return s
 }

@@ -22,12 +22,13 @@ type Network struct {
 	side     map[string]int  // partition: hosts on different sides do not reach each other
 	noUDP    map[string]bool // hosts that neither send nor get packets; streams work
 	traffic  Traffic
+	tap      func(from, to string, b []byte)
 }
 
-// Traffic counts packets, payload bytes and streams over the whole network.
+// Traffic counts packets, their payload bytes, streams and theirs over the whole network.
 type Traffic struct {
-	Packets, Bytes, Lost, Streams uint64
-	Largest                       int // payload bytes of the largest packet
+	Packets, Bytes, Lost, Streams, StreamBytes uint64
+	Largest                                    int // payload bytes of the largest packet
 }
 
 // New returns a network without delay and loss.
@@ -78,6 +79,13 @@ func (n *Network) BlockUDP(addr string, blocked bool) {
 	}
 }
 
+// Tap calls f with every packet and every piece written to a stream, the lost ones included, under the network's lock.
+func (n *Network) Tap(f func(from, to string, b []byte)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.tap = f
+}
+
 // Traffic returns the counters.
 func (n *Network) Traffic() Traffic {
 	n.mu.Lock()
@@ -104,9 +112,13 @@ func (n *Network) ListenAt(addr string) *Transport {
 }
 
 // route decides about one packet: to whom and after which delay; nil if it is lost.
-func (n *Network) route(from, to string, size int) (*Transport, time.Duration) {
+func (n *Network) route(from, to string, b []byte) (*Transport, time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.tap != nil {
+		n.tap(from, to, b)
+	}
+	size := len(b)
 	n.traffic.Packets++
 	n.traffic.Bytes += uint64(size)
 	n.traffic.Largest = max(n.traffic.Largest, size)
@@ -126,9 +138,14 @@ func (n *Network) dial(from, to string) (t *Transport, delay time.Duration, cut 
 	return n.hosts[to], 2 * n.delay(), n.side[from] != n.side[to]
 }
 
-func (n *Network) cut(from, to string) bool {
+// write counts and taps a piece of a stream; it reports whether the hosts are cut apart.
+func (n *Network) write(from, to string, b []byte) (cut bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.traffic.StreamBytes += uint64(len(b))
+	if n.tap != nil {
+		n.tap(from, to, b)
+	}
 	return n.side[from] != n.side[to]
 }
 

@@ -45,7 +45,7 @@ func (t *Transport) WriteTo(b []byte, to string) (time.Time, error) {
 		return now, net.ErrClosed
 	default:
 	}
-	dst, delay := t.network.route(t.name, to, len(b))
+	dst, delay := t.network.route(t.name, to, b)
 	if dst == nil {
 		return now, nil
 	}
@@ -124,7 +124,7 @@ type stream struct {
 }
 
 func (s *stream) Write(b []byte) (int, error) {
-	if s.network.cut(s.from, s.to) {
+	if s.network.write(s.from, s.to, b) {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Err: errTimeout{}}
 	}
 	return s.Conn.Write(b)

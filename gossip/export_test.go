@@ -1,0 +1,6 @@
+package gossip
+
+import "github.com/hashicorp/serf/serf"
+
+// SetTune lets a test change Serf's configuration last.
+func (c *Config) SetTune(f func(*serf.Config)) { c.tune = f }
