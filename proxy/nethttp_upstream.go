@@ -43,9 +43,9 @@ func newEngineUpstream(cfg *Config) (upstream, error) {
 		return nil, fmt.Errorf("proxy: engine URL %q: the scheme must be http, https or unix", u.Redacted())
 	}
 	dial := dialer(cfg.Dial, engineConnect)
-	var tc *tls.Config
+	var secure securer
 	if u.Scheme == "https" {
-		tc = &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12}
+		secure = tlsClient(func() *tls.Config { return &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12} })
 	}
 	up := newUpstream(cfg, func(ctx context.Context) (net.Conn, error) {
 		c, err := dial(ctx, network, addr)
@@ -55,18 +55,37 @@ func newEngineUpstream(cfg *Config) (upstream, error) {
 			_ = t.SetLinger(0)
 		}
 		return c, err
-	}, "engine", tc, engineIdle)
+	}, "engine", secure, engineIdle)
 	return up, nil
 }
 
 // newPeerUpstream makes the upstream of one peer's agent.
 func newPeerUpstream(cfg *Config, boot uint64, addr string) upstream {
 	dial := dialer(cfg.Dial, peerConnect)
-	var tc *tls.Config
+	var secure securer
 	if cfg.PeerTLS != nil {
-		tc = cfg.PeerTLS(boot)
+		secure = tlsClient(func() *tls.Config { return cfg.PeerTLS(boot) })
 	}
-	return newUpstream(cfg, func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }, addr, tc, peerIdle)
+	return newUpstream(cfg, func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }, addr, secure, peerIdle)
+}
+
+// securer makes a TLS connection of a plain one, for the given application protocol; raw is closed on an error.
+type securer func(ctx context.Context, raw net.Conn, proto string) (net.Conn, error)
+
+// tlsClient asks for the configuration at each connection, since keys change while links live.
+func tlsClient(config func() *tls.Config) securer {
+	return func(ctx context.Context, raw net.Conn, proto string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, peerHandshake)
+		defer cancel()
+		c := config().Clone()
+		c.NextProtos = []string{proto}
+		t := tls.Client(raw, c)
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return t, nil
+	}
 }
 
 // dialer applies the connect timeout. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that
@@ -83,9 +102,9 @@ func dialer(custom func(context.Context, string, string) (net.Conn, error), time
 	}
 }
 
-func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, tc *tls.Config, idle time.Duration) *netUpstream {
+func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, secure securer, idle time.Duration) *netUpstream {
 	u := &netUpstream{scheme: "http", host: host}
-	if tc != nil {
+	if secure != nil {
 		u.scheme = "https"
 	}
 	make1 := func(h2 bool) *http.Transport {
@@ -93,7 +112,7 @@ func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, t
 		switch {
 		case !h2:
 			ps.SetHTTP1(true)
-		case tc != nil:
+		case secure != nil:
 			ps.SetHTTP2(true)
 		default:
 			ps.SetUnencryptedHTTP2(true)
@@ -104,13 +123,21 @@ func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, t
 			MaxIdleConns:           0,
 			MaxIdleConnsPerHost:    4096,
 			IdleConnTimeout:        idle,
-			TLSHandshakeTimeout:    peerHandshake,
 			MaxResponseHeaderBytes: maxHead,
 			Protocols:              &ps,
 		}
-		if tc != nil {
-			t.TLSClientConfig = tc.Clone()
-			t.TLSClientConfig.NextProtos = nil // the transport fills in what Protocols says
+		if secure != nil {
+			proto := "http/1.1"
+			if h2 {
+				proto = "h2"
+			}
+			t.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				raw, err := dial(ctx)
+				if err != nil {
+					return nil, err
+				}
+				return secure(ctx, raw, proto)
+			}
 		}
 		return t
 	}

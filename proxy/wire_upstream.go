@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -33,29 +32,20 @@ type upstream interface {
 	close()
 }
 
-// newUpstream makes the way to one place over connections that dial opens, with TLS if tc is set.
-func newUpstream(cfg *Config, dial func(context.Context) (net.Conn, error), host string, tc *tls.Config, idle time.Duration) upstream {
-	n := newNetUpstream(dial, host, tc, idle)
+// newUpstream makes the way to one place over connections that dial opens, with TLS if secure is set.
+func newUpstream(cfg *Config, dial func(context.Context) (net.Conn, error), host string, secure securer, idle time.Duration) upstream {
+	n := newNetUpstream(dial, host, secure, idle)
 	if cfg.std {
 		return n
 	}
 	u := &wireUpstream{dial: dial, life: idle, std: n}
-	if tc != nil {
-		tc = tc.Clone()
-		tc.NextProtos = []string{"http/1.1"}
+	if secure != nil {
 		u.dial = func(ctx context.Context) (net.Conn, error) {
 			nc, err := dial(ctx)
 			if err != nil {
 				return nil, err
 			}
-			ctx, cancel := context.WithTimeout(ctx, peerHandshake)
-			defer cancel()
-			t := tls.Client(nc, tc)
-			if err := t.HandshakeContext(ctx); err != nil {
-				_ = nc.Close()
-				return nil, err
-			}
-			return t, nil
+			return secure(ctx, nc, "http/1.1")
 		}
 	}
 	return u
