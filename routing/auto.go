@@ -74,9 +74,7 @@ func (a *auto) key(s *Snapshot, r *Request, members int) (uint64, bool) {
 // It returns the first owner's index.
 func (a *auto) few(c *candidates, known *cachedBlocks, worst level, rnd *rand.Rand) (owner int) {
 	owner = -1
-	if c.s.self != nil {
-		c.add(c.g.indexOf(c.s.self), worst)
-	}
+	c.add(c.g.self, worst)
 	for i, n := 0, 0; i < known.best.n() && n < holders; i++ {
 		if p := c.s.table.index.peer(known.best.slots[i]); p != nil && c.add(c.g.indexOf(p), worst) {
 			n++

@@ -27,7 +27,7 @@ type candidates struct {
 
 // fits reports whether the request may go to the entry at all, whatever its state.
 func (e *entry) fits(r *Request) bool {
-	return (r.Service == 0 || e.serves == 0 || e.serves&r.Service != 0) && !r.tried(e.peer.boot) && (!r.Local || e.peer.self)
+	return (r.Service == 0 || e.serves == 0 || e.serves&r.Service != 0) && !r.tried(e.boot) && (!r.Local || e.peer.self)
 }
 
 // level returns how fit the entry is for the request.

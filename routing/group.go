@@ -5,12 +5,14 @@ import "sync/atomic"
 // group is the replicas that list one model name, ordered by boot id.
 type group struct {
 	entries []entry
+	self    int // our own index; -1 = not in the group
 	owners  atomic.Pointer[owners]
 	census  census
 }
 
 type entry struct {
 	peer    *Peer
+	boot    uint64 // the peer's, here so that a search touches no peer
 	context int // tokens; 0 = unknown
 	serves  Service
 }
@@ -19,7 +21,7 @@ type entry struct {
 func (g *group) indexOf(p *Peer) int {
 	lo, hi := 0, len(g.entries)
 	for lo < hi {
-		if mid := (lo + hi) / 2; g.entries[mid].peer.boot < p.boot {
+		if mid := (lo + hi) / 2; g.entries[mid].boot < p.boot {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -42,6 +44,9 @@ func (g *group) add(e entry) {
 	if n := len(g.entries); n > 0 && g.entries[n-1].peer == e.peer {
 		return
 	}
+	if e.peer.self {
+		g.self = len(g.entries)
+	}
 	g.entries = append(g.entries, e)
 }
 
@@ -60,7 +65,7 @@ func (g *group) ownersOf(key uint64) (first, second int) {
 	first, second = -1, -1
 	var h1, h2 uint64
 	for i := range g.entries {
-		h := mix(bucket<<32 ^ mix(g.entries[i].peer.boot))
+		h := mix(bucket<<32 ^ mix(g.entries[i].boot))
 		switch {
 		case first < 0 || h > h1:
 			second, h2 = first, h1

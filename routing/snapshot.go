@@ -44,7 +44,7 @@ func (s *Snapshot) lone() bool { return s.table.Share() >= loneShare }
 func (s *Snapshot) group(name string) *group {
 	g := s.models[name]
 	if g == nil {
-		g = &group{}
+		g = &group{self: -1}
 		s.models[name] = g
 	}
 	return g

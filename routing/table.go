@@ -281,10 +281,10 @@ func (t *Table) rebuild() {
 		s.byBoot[boot] = p
 	}
 	slices.SortFunc(s.peers, func(a, b *Peer) int { return cmp.Compare(a.boot, b.boot) })
-	s.all = &group{}
+	s.all = &group{self: -1}
 	for _, p := range s.peers {
 		l := p.models.Load()
-		e := entry{peer: p}
+		e := entry{peer: p, boot: p.boot}
 		if l == nil {
 			s.listsKnown = false
 			s.all.add(e)
