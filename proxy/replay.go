@@ -26,6 +26,10 @@ func (b *replayBudget) take(n int) bool {
 
 func (b *replayBudget) give(n int) { b.used.Add(-int64(n)) }
 
+// keepAlways is what is kept of every body, whatever the others take: the model mostly stands in it. Requests under
+// way are bounded by themselves.
+const keepAlways = 64 << 10 // bytes
+
 // blockSizes are the sizes of the pieces in which bodies are kept: prompts are mostly a few KiB, images a few MiB.
 var blockSizes = [...]int{4 << 10, 16 << 10, 64 << 10}
 
@@ -130,7 +134,9 @@ func (b *body) grow(length int64) []byte {
 			break
 		}
 	}
-	if !b.budget.take(blockSizes[class]) {
+	if b.n < keepAlways {
+		b.budget.used.Add(int64(blockSizes[class]))
+	} else if !b.budget.take(blockSizes[class]) {
 		return nil
 	}
 	b.charge += blockSizes[class]
