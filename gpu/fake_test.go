@@ -7,23 +7,22 @@ import (
 
 // fakeDriver is a driver written by hand: its fields are what it answers.
 type fakeDriver struct {
-	mu       sync.Mutex
-	units    []unit
-	err      error // of every call
-	mem      map[int]Memory
-	memErr   map[int]error
-	util     float64
-	utilErr  error
-	bits     uint64
-	state    eccState
-	eccErr   error
-	procs    []Process
-	procErr  error
-	events   chan [2]uint64 // handle, xid
-	hang     chan struct{}  // calls wait for it
-	calls    int
-	closed   bool
-	watchEnd error
+	mu      sync.Mutex
+	units   []unit
+	err     error // of every call
+	mem     map[int]Memory
+	memErr  map[int]error
+	util    float64
+	utilErr error
+	bits    uint64
+	state   eccState
+	eccErr  error
+	procs   []Process
+	procErr error
+	events  chan [2]uint64 // handle, xid
+	hang    chan struct{}  // calls wait for it
+	calls   int
+	closed  bool
 }
 
 func (f *fakeDriver) call() error {

@@ -169,7 +169,7 @@ func (n *nvmlDriver) watch(handles []int, stop <-chan struct{}, event func(h int
 	if err := check(ret); err != nil {
 		return err
 	}
-	defer set.Free()
+	defer func() { _ = check(set.Free()) }() // nothing to do about it
 	// Events belong to cards, what is ours may be slices of them.
 	ours := map[int][]int{}
 	n.mu.Lock()
@@ -215,4 +215,4 @@ func (n *nvmlDriver) watch(handles []int, stop <-chan struct{}, event func(h int
 	}
 }
 
-func (n *nvmlDriver) close() { n.lib.Shutdown() }
+func (n *nvmlDriver) close() { _ = check(n.lib.Shutdown()) } // nothing follows it

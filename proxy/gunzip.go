@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"compress/gzip"
+	"errors"
 	"io"
 	"iter"
 )
@@ -38,7 +39,7 @@ func newGunzip(feed func([]byte)) *gunzip {
 			feed(buf[:n])
 			g.out += int64(n)
 			switch {
-			case err == io.EOF:
+			case errors.Is(err, io.EOF):
 				return
 			case err != nil:
 				g.err = err
