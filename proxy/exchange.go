@@ -48,6 +48,8 @@ type exchange struct {
 
 	arrived time.Time
 	ctx     context.Context
+	first   time.Duration // most time to the first content; 0 or less = no limit
+	idle    time.Duration // most silence after it; likewise
 
 	// What was tried.
 	retry      retryState
@@ -139,6 +141,7 @@ func (x *exchange) run() {
 	x.header.Set(headerRequestID, x.id)
 	x.idempotent = x.header.Has("idempotency-key")
 	x.fillRequest()
+	defer x.setLimits()()
 	if x.role == roleTarget {
 		x.serveTarget()
 		return
@@ -414,11 +417,17 @@ func (x *exchange) gone() {
 	x.down.Abort()
 }
 
-// stopped ends an exchange whose context is over: the client hung up, or the drain timeout has come.
+// stopped ends an exchange whose context is over: the client hung up, its deadline has passed, or the drain timeout
+// has come.
 func (x *exchange) stopped() verdict {
-	if errors.Is(context.Cause(x.ctx), errCauseDrain) {
+	switch cause := context.Cause(x.ctx); {
+	case errors.Is(cause, errCauseDrain):
 		x.fail(errDraining)
 		x.outcome = outcomeCut
+		return verdictDone
+	case errors.Is(cause, errCauseDeadline):
+		x.fail(errDeadline)
+		x.outcome = outcomeTimeout
 		return verdictDone
 	}
 	x.gone()

@@ -196,10 +196,9 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 
 // send runs the attempt: request, head, body. Its outcome is for the replica's books.
 func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
-	cfg := &x.p.cfg
 	ctx, cancel := context.WithCancelCause(x.ctx)
 	defer cancel(errCauseDone)
-	w := newWatch(cancel, cfg.FirstByteTimeout, errCauseFirst)
+	w := newWatch(cancel, x.first, errCauseFirst)
 	defer w.stop()
 
 	up := x.upstream(a)
@@ -371,7 +370,7 @@ func classifyRefusal(reason string) (verdict, routing.Outcome) {
 		return verdictNoConnect, routing.OutcomeRefused
 	case errEngineCut.Reason, errBroken.Reason:
 		return verdictCut, routing.OutcomeReset
-	case errFirstByte.Reason:
+	case errFirstByte.Reason, errDeadline.Reason:
 		return verdictTimeout, routing.OutcomeTimeout
 	case errTooManyRequests.Reason, errBodyMemory.Reason, errAllFull.Reason:
 		return verdictRefused, routing.OutcomeBusy

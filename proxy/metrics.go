@@ -140,7 +140,7 @@ func refusalReasons() []string {
 	var out []string
 	for _, e := range []*apiError{errModelNotFound, errModelUnavailable, errNoService, errTooLong, errAllFull, errNoneUsable,
 		errDraining, errTooLarge, errBodyMemory, errTooManyRequests, errPathNotAllowed, errFirstByte, errBroken,
-		errStreamBroken, errDeadly, errLoop, errBadRequest, errEngineRefused, errEngineCut} {
+		errStreamBroken, errDeadly, errLoop, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
 		out = append(out, e.Reason)
 	}
 	return out

@@ -121,7 +121,7 @@ func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
 	} else {
 		a.predicted(now) // the whole answer comes at once: nothing is learned about the prefill
 	}
-	w.set(x.p.cfg.IdleTimeout, errCauseIdle)
+	w.set(x.idle, errCauseIdle)
 }
 
 // ended judges an answer whose body came to its regular end.
