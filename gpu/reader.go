@@ -128,7 +128,12 @@ func (r *Reader) Close() error {
 			<-busy
 		}
 		r.watching.Wait()
-		r.drv.close()
+		r.mu.Lock()
+		gone := r.gone
+		r.mu.Unlock()
+		if gone == nil {
+			r.drv.close()
+		}
 		close(idle)
 	}()
 	timer := time.NewTimer(answerWithin)

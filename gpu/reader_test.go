@@ -191,7 +191,8 @@ func TestDriverVanishes(t *testing.T) {
 			require.ErrorIs(t, err, ErrUnavailable)
 		}
 		assert.Equal(t, calls, f.calls)
-		_ = r.Close()
+		require.NoError(t, r.Close())
+		assert.False(t, f.closed, "not even to end it")
 	}
 }
 

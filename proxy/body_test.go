@@ -164,6 +164,15 @@ func TestPeekFields(t *testing.T) {
 	assert.Zero(t, k.MaxTokens)
 }
 
+// What Python's json reads and Go's does not.
+func TestPeekReadsWhatEnginesRead(t *testing.T) {
+	k := peekChat(t, "\xef\xbb\xbf"+`{"temperature":NaN,"x":[Infinity,-Infinity],"max_tokens":NaN,"model":"m"}`)
+	assert.Equal(t, "m", k.Model)
+	assert.Zero(t, k.MaxTokens)
+	_, err := peek(routing.ServeChat, "application/json", "", nil, []byte("\xef\xbb{}"))
+	assert.NoError(t, err, "half a mark is forgiven")
+}
+
 func TestPeekPromptLength(t *testing.T) {
 	for _, c := range []struct {
 		svc                routing.Service

@@ -28,6 +28,7 @@ type jsonScan struct {
 	hex uint16 // digits of \uXXXX so far
 	hxn uint8
 
+	bom     uint8 // bytes of a byte order mark seen
 	kind    byte
 	keyLen  int
 	keepLen int
@@ -102,7 +103,7 @@ const (
 
 // reset makes s ready for another document with the same visitor.
 func (s *jsonScan) reset() {
-	s.state, s.top, s.depth, s.hi, s.isKey = jsonValue, 0, 0, 0, false
+	s.state, s.top, s.depth, s.hi, s.isKey, s.bom = jsonValue, 0, 0, 0, false, 0
 }
 
 // complete reports whether exactly one whole value has been read. A number at the very end of a document
@@ -141,6 +142,11 @@ func (s *jsonScan) feed(b []byte) {
 			return
 		}
 		c := b[i]
+		if s.top == 0 && s.state == jsonValue && s.bom < 3 && c == "\xef\xbb\xbf"[s.bom] {
+			s.bom++ // Python's json, and so most engines, reads over a byte order mark
+			i++
+			continue
+		}
 		if c == ' ' || c == '\n' || c == '\r' || c == '\t' {
 			i++
 			continue
@@ -191,7 +197,7 @@ func (s *jsonScan) feed(b []byte) {
 func (s *jsonScan) begin(c byte) {
 	kind := c
 	switch {
-	case c == '-' || c >= '0' && c <= '9':
+	case c == '-' || c >= '0' && c <= '9', c == 'N', c == 'I': // NaN and Infinity, which Python reads too
 		kind = kindNumber
 	case c != kindString && c != kindObject && c != kindArray && c != kindTrue && c != kindFalse && c != kindNull:
 		s.state = jsonBad

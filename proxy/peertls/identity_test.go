@@ -202,6 +202,59 @@ func TestRemovingAKeyClosesItsConnections(t *testing.T) {
 	}
 }
 
+// C82: the steps of a rotation, each agent at its own time, cost no handshake and no connection under the new key.
+func TestRotationLosesNothing(t *testing.T) {
+	sid, id := identity(t, bootServer, keyA), identity(t, bootClient, keyA)
+	s := serve(t, sid)
+	stop := make(chan struct{})
+	failed := make(chan error, 1)
+	var dials atomic.Int64
+	go func() {
+		defer close(failed)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			raw, err := net.Dial("tcp", s.addr)
+			if err == nil {
+				var c *tls.Conn
+				if c, err = id.Client(context.Background(), raw, bootServer); err == nil {
+					err = roundTrip(c)
+					_ = c.Close()
+				}
+			}
+			if err != nil {
+				failed <- err
+				return
+			}
+			dials.Add(1)
+		}
+	}()
+	for range 3 {
+		for _, step := range []struct {
+			who  *Identity
+			keys [][]byte
+		}{
+			{sid, [][]byte{keyA, keyB}}, {id, [][]byte{keyA, keyB}}, // for reading
+			{id, [][]byte{keyB, keyA}}, {sid, [][]byte{keyB, keyA}}, // for sending
+			{sid, [][]byte{keyB}}, {id, [][]byte{keyB}}, // the old one goes
+			{id, [][]byte{keyB, keyA}}, {sid, [][]byte{keyB, keyA}}, // and back
+			{sid, [][]byte{keyA, keyB}}, {id, [][]byte{keyA, keyB}}, {id, [][]byte{keyA}}, {sid, [][]byte{keyA}},
+		} {
+			require.NoError(t, step.who.SetKeys(step.keys))
+			// What began under the ring of before has ended when the second of two more has.
+			for seen := dials.Load(); dials.Load() < seen+2 && len(failed) == 0; {
+				time.Sleep(time.Millisecond)
+			}
+		}
+	}
+	close(stop)
+	require.NoError(t, <-failed)
+	assert.GreaterOrEqual(t, dials.Load(), int64(2*3*12))
+}
+
 // A stolen session of a removed key opens nothing: the listener offers a full handshake, which fails.
 func TestSessionOfARemovedKeyIsWorthNothing(t *testing.T) {
 	sid, id := identity(t, bootServer, keyA, keyB), identity(t, bootClient, keyA)
