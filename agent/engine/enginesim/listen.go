@@ -53,10 +53,15 @@ func (s *Server) ListenAndServe(ctx context.Context, network, address string, re
 			case <-ctx.Done():
 			case <-changed:
 				changed, refusing = s.conns.watch()
+			case err := <-served:
+				if ctx.Err() == nil {
+					return err
+				}
+				return nil
 			}
 		}
 		_ = l.Close()
-		<-served
+		_ = <-served // its listener was closed
 		for refusing && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():

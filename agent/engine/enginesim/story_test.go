@@ -174,8 +174,9 @@ func TestServersOfOneModelAgreeAndOthersDiffer(t *testing.T) {
 		bubble(t, ServerConfig{Seed: seed}, func(h *harness) { s = content(t, h.post(chatPath, ask("hi", 20, false))) })
 		return s
 	}
-	assert.Equal(t, say(3), say(3))
-	assert.NotEqual(t, say(3), say(4))
+	one, same, other := say(3), say(3), say(4)
+	assert.Equal(t, one, same)
+	assert.NotEqual(t, one, other)
 }
 
 func TestAnAnswerWithoutLimitEndsByItself(t *testing.T) {

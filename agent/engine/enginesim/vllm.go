@@ -26,7 +26,7 @@ func (vllm) header(h http.Header, _ int) {
 }
 
 func (vllm) head(b []byte, a *answer, object string) []byte {
-	b = appendField([]byte(append(b, '{')), "id", a.id)
+	b = appendField(append(b, '{'), "id", a.id)
 	b = appendField(append(b, ','), "object", object)
 	b = appendInt(append(b, ','), "created", int(a.created))
 	return append(appendField(append(b, ','), "model", a.model), ',')
