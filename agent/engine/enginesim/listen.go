@@ -46,22 +46,25 @@ func (s *Server) ListenAndServe(ctx context.Context, network, address string, re
 			ready = nil
 		}
 		changed, refusing := s.conns.watch()
-		served := make(chan error, 1)
-		go func() { served <- hs.Serve(&listener{l, &s.conns, false}) }()
+		served, broken := make(chan struct{}), error(nil)
+		go func() {
+			broken = hs.Serve(&listener{l, &s.conns, false})
+			close(served)
+		}()
 		for !refusing && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
 			case <-changed:
 				changed, refusing = s.conns.watch()
-			case err := <-served:
+			case <-served:
 				if ctx.Err() == nil {
-					return err
+					return broken
 				}
 				return nil
 			}
 		}
 		_ = l.Close()
-		_ = <-served // its listener was closed
+		<-served
 		for refusing && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
