@@ -146,6 +146,12 @@ func injected(all []unit, list string) ([]unit, string, error) {
 func byNames(all []unit, names []string) []unit {
 	var out []unit
 	for _, n := range names {
+		if count, ok := strings.CutPrefix(n, allVisible); ok {
+			if us := leaves(all); count == strconv.Itoa(len(us)) {
+				out = add(out, us)
+			}
+			continue
+		}
 		if minor, ok := strings.CutPrefix(n, "/dev/nvidia"); ok {
 			m, err := strconv.Atoi(minor)
 			if err != nil {

@@ -157,9 +157,49 @@ func TestPodDevices(t *testing.T) {
 	require.ErrorContains(t, err, "not known")
 }
 
+func TestSharedClaim(t *testing.T) {
+	claim := func(name string, devices ...string) string {
+		s := field(2, name) + field(3, "ns")
+		for _, driver := range devices {
+			s += field(4, field(1, field(1, "cdi=x")), field(2, driver), field(3, "pool"), field(4, "gpu-0"))
+		}
+		return field(5, s)
+	}
+	const nv = "gpu.nvidia.com"
+	pod := func(containers ...string) string {
+		return field(1, field(1, "mine"), field(2, "ns"), strings.Join(containers, ""))
+	}
+	for _, c := range []struct {
+		name    string
+		message string
+		visible int
+		err     string
+	}{
+		{"shared", pod(field(3, field(1, "vllm"), claim("gpus", nv, nv)), field(3, field(1, "agent"), claim("gpus", nv, nv))), 2, ""},
+		{"we see more than the claim", pod(field(3, field(1, "vllm"), claim("gpus", nv, nv)), field(3, field(1, "agent"), claim("gpus", nv, nv))), 4, "nothing found"},
+		{"ours alone", pod(field(3, field(1, "vllm"), claim("a", nv)), field(3, field(1, "agent"), claim("b", nv, nv))), 2, "no other container of the pod has our claim b"},
+		{"the engine's alone", pod(field(3, field(1, "vllm"), claim("a", nv, nv)), field(3, field(1, "agent"))), 2, "no claim on a card"},
+		{"of something else", pod(field(3, field(1, "vllm"), claim("a", "nic")), field(3, field(1, "agent"), claim("a", "nic"))), 2, "no claim on a card"},
+		{"another pod's", strings.Replace(pod(field(3, field(1, "vllm"), claim("g", nv, nv)), field(3, field(1, "agent"), claim("g", nv, nv))), "mine", "your", 1), 2, "no claim on a card"},
+	} {
+		f := SharedClaim(kubelet(t, "0", c.message), "ns", "mine", "agent")
+		us, method, err := choose(cards(c.visible).units, Config{Finders: []Finder{f}})
+		if c.err != "" {
+			require.ErrorContains(t, err, c.err, c.name)
+			continue
+		}
+		require.NoError(t, err, c.name)
+		assert.Len(t, us, c.visible)
+		assert.Equal(t, "a ResourceClaim shared with the engine's container", method)
+	}
+	_, err := SharedClaim("", "ns", "mine", "").Find()
+	require.ErrorContains(t, err, "not known")
+}
+
 func FuzzPodDevices(f *testing.F) {
 	f.Add([]byte(field(1, field(1, "mine"), field(2, "ns"), field(3, field(2, field(1, "nvidia.com/gpu"), field(2, "GPU-a"))))))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_, _ = podDevices(b, "ns", "mine") // must neither panic nor run on
+		_, _ = sharedClaim(b, "ns", "mine", "agent")
 	})
 }

@@ -93,7 +93,9 @@ type Config struct {
 // A Finder is a finer way to tell our cards.
 type Finder struct {
 	Method string // for Reading.Method
-	// Find returns UUIDs (or unique beginnings) of our cards or slices, or minor numbers as "/dev/nvidiaN".
-	// None, or an error, means that it cannot tell.
+	// Find returns UUIDs (or unique beginnings) of our cards or slices, minor numbers as "/dev/nvidiaN", or
+	// "visible:N" for all that are visible if these are N. None, or an error, means that it cannot tell.
 	Find func() ([]string, error)
 }
+
+const allVisible = "visible:"

@@ -36,6 +36,65 @@ func PodDevices(socket, namespace, pod string) Finder {
 	}}
 }
 
+// SharedClaim finds our cards by a ResourceClaim that our container shares with another of the pod, the engine's:
+// then the cards that we see are the engine's. It asks the kubelet, and wants the name of our own container, which
+// the pod's manifest has to tell it.
+func SharedClaim(socket, namespace, pod, container string) Finder {
+	return Finder{Method: "a ResourceClaim shared with the engine's container", Find: func() ([]string, error) {
+		if namespace == "" || pod == "" || container == "" {
+			return nil, errors.New("name space, pod and container are not known")
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		message, err := listPods(ctx, socket)
+		if err != nil {
+			return nil, err
+		}
+		return sharedClaim(message, namespace, pod, container)
+	}}
+}
+
+// sharedClaim counts the NVIDIA devices of our container's claims. Each claim must be another container's too.
+// What it returns holds only if we see exactly that many cards.
+func sharedClaim(message []byte, namespace, pod, container string) ([]string, error) {
+	ours, others := map[string]int{}, map[string]bool{}
+	// Field numbers: container 5 = dynamic resources; of these 2 = claim name, 4 = claim resources; of these
+	// 2 = driver name.
+	for p := range subfields(message, 1) {
+		if first(p, 1) != pod || first(p, 2) != namespace {
+			continue
+		}
+		for c := range subfields(p, 3) {
+			for r := range subfields(c, 5) {
+				n := 0
+				for d := range subfields(r, 4) {
+					if first(d, 2) == "gpu.nvidia.com" {
+						n++
+					}
+				}
+				switch claim := first(r, 2); {
+				case n == 0:
+				case first(c, 1) == container:
+					ours[claim] += n
+				default:
+					others[claim] = true
+				}
+			}
+		}
+	}
+	total := 0
+	for claim, n := range ours {
+		if !others[claim] {
+			return nil, fmt.Errorf("no other container of the pod has our claim %s", claim)
+		}
+		total += n
+	}
+	if total == 0 {
+		return nil, errors.New("our container has no claim on a card")
+	}
+	return []string{fmt.Sprintf("%s%d", allVisible, total)}, nil
+}
+
 // listPods calls PodResourcesLister.List and returns the answer's message.
 func listPods(ctx context.Context, socket string) ([]byte, error) {
 	protocols := new(http.Protocols)
