@@ -255,6 +255,7 @@ func TestNoPlaintext(t *testing.T) {
 			c.grow(3)
 			c.until(10*time.Second, "complete", c.complete)
 			time.Sleep(3 * time.Second)
+			c.net.Tap(nil) // takes the network's lock, under which seen is counted
 			assert.Equal(t, encrypted, seen == 0)
 			for _, a := range c.agents {
 				a.kill()
