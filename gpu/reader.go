@@ -14,6 +14,8 @@ const (
 	initWithin   = 15 * time.Second
 	// troubleFor is how long an XID or a new ECC error counts as trouble: marks end by the clock.
 	troubleFor = 10 * time.Minute
+	// askAgain is how long "cannot be told" holds: finders walk through /proc.
+	askAgain = 10 * time.Second
 )
 
 // Reader reads our devices again and again.
@@ -30,6 +32,8 @@ type Reader struct {
 	gone   error // the driver went away: it is never called again
 	ours   []unit
 	method string
+	unsure error          // why ours are not known
+	asked  time.Time      // when that was
 	eccAt  map[int]uint64 // uncorrected errors when last looked
 	events map[int]event  // by card: the last of its troubles
 
@@ -161,12 +165,16 @@ func (r *Reader) sample(done chan struct{}) {
 
 func (r *Reader) ask() (Reading, error) {
 	if r.ours == nil {
+		if r.unsure != nil && time.Since(r.asked) < askAgain {
+			return Reading{}, r.unsure
+		}
 		all, err := r.drv.list()
 		if err != nil {
 			return Reading{}, err
 		}
 		ours, method, err := choose(all, r.cfg)
 		if err != nil {
+			r.unsure, r.asked = err, time.Now()
 			return Reading{}, err
 		}
 		r.ours, r.method = ours, method

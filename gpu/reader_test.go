@@ -75,26 +75,32 @@ func TestUnknownIsNotZero(t *testing.T) {
 }
 
 func TestAmbiguousIsAskedAgain(t *testing.T) {
-	f := cards(3)
-	tells := false
-	r := openFake(t, f, Config{Finders: []Finder{{Method: "later", Find: func() ([]string, error) {
-		if !tells {
-			return nil, errors.New("engine not up yet")
+	synctest.Test(t, func(t *testing.T) {
+		tells, asked := false, 0
+		r := openFake(t, cards(3), Config{Finders: []Finder{{Method: "later", Find: func() ([]string, error) {
+			asked++
+			if !tells {
+				return nil, errors.New("engine not up yet")
+			}
+			return []string{"GPU-c"}, nil
+		}}}})
+		for range 3 {
+			_, err := r.Read()
+			a, ok := errors.AsType[*Ambiguous](err)
+			require.True(t, ok, err)
+			assert.Equal(t, 3, a.Cards)
+			assert.Contains(t, err.Error(), "cannot tell which of 3 cards is ours")
+			assert.Contains(t, err.Error(), "engine not up yet")
 		}
-		return []string{"GPU-c"}, nil
-	}}}})
-	defer func() { _ = r.Close() }()
-	_, err := r.Read()
-	a, ok := errors.AsType[*Ambiguous](err)
-	require.True(t, ok, err)
-	assert.Equal(t, 3, a.Cards)
-	assert.Contains(t, err.Error(), "cannot tell which of 3 cards is ours")
-	assert.Contains(t, err.Error(), "engine not up yet")
-	tells = true
-	got, err := r.Read()
-	require.NoError(t, err)
-	assert.Equal(t, "GPU-c0000000", got.Devices[0].UUID)
-	assert.Equal(t, "later", got.Method)
+		assert.Equal(t, 1, asked, "not every second")
+		tells = true
+		time.Sleep(askAgain)
+		got, err := r.Read()
+		require.NoError(t, err)
+		assert.Equal(t, "GPU-c0000000", got.Devices[0].UUID)
+		assert.Equal(t, "later", got.Method)
+		require.NoError(t, r.Close())
+	})
 }
 
 func TestThrottleAndForeignProcesses(t *testing.T) {
