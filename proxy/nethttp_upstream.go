@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -12,14 +11,7 @@ import (
 	"time"
 )
 
-const (
-	engineConnect = 2 * time.Second        // loopback: longer only if the engine's accept queue is full
-	peerConnect   = 250 * time.Millisecond // design section 6.6
-	peerHandshake = time.Second
-	engineIdle    = 4 * time.Second // uvicorn and llama.cpp close at 5 s (C35)
-	peerIdle      = 60 * time.Second
-	maxHead       = 256 << 10 // bytes of an answer's head
-)
+const maxHead = 256 << 10 // bytes of an answer's head
 
 // netUpstream sends requests through net/http: HTTP/1.1, or HTTP/2 where the request needs it (gRPC).
 type netUpstream struct {
@@ -27,84 +19,9 @@ type netUpstream struct {
 	h1, h2       *http.Transport
 }
 
-// newEngineUpstream makes the upstream of our own engine.
-func newEngineUpstream(cfg *Config) (upstream, error) {
-	u := cfg.EngineURL
-	network, addr := "tcp", u.Host
-	switch u.Scheme {
-	case "unix":
-		network, addr = "unix", u.Path
-	case "http", "https":
-		if u.Port() == "" {
-			port := map[string]string{"http": "80", "https": "443"}[u.Scheme]
-			addr = net.JoinHostPort(u.Hostname(), port)
-		}
-	default:
-		return nil, fmt.Errorf("proxy: engine URL %q: the scheme must be http, https or unix", u.Redacted())
-	}
-	dial := dialer(cfg.Dial, engineConnect)
-	var secure securer
-	if u.Scheme == "https" {
-		secure = tlsClient(func() *tls.Config { return &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12} })
-	}
-	up := newUpstream(cfg, func(ctx context.Context) (net.Conn, error) {
-		c, err := dial(ctx, network, addr)
-		if t, ok := c.(*net.TCPConn); ok {
-			// Closing before the answer's end must be a reset: llama.cpp does not notice a plain close while it
-			// works on an answer that is not streamed.
-			_ = t.SetLinger(0)
-		}
-		return c, err
-	}, "engine", secure, engineIdle)
-	return up, nil
-}
-
-// newPeerUpstream makes the upstream of one peer's agent.
-func newPeerUpstream(cfg *Config, boot uint64, addr string) upstream {
-	dial := dialer(cfg.Dial, peerConnect)
-	var secure securer
-	if cfg.PeerTLS != nil {
-		secure = tlsClient(func() *tls.Config { return cfg.PeerTLS(boot) })
-	}
-	return newUpstream(cfg, func(ctx context.Context) (net.Conn, error) { return dial(ctx, "tcp", addr) }, addr, secure, peerIdle)
-}
-
-// securer makes a TLS connection of a plain one, for the given application protocol; raw is closed on an error.
-type securer func(ctx context.Context, raw net.Conn, proto string) (net.Conn, error)
-
-// tlsClient asks for the configuration at each connection, since keys change while links live.
-func tlsClient(config func() *tls.Config) securer {
-	return func(ctx context.Context, raw net.Conn, proto string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, peerHandshake)
-		defer cancel()
-		c := config().Clone()
-		c.NextProtos = []string{proto}
-		t := tls.Client(raw, c)
-		if err := t.HandshakeContext(ctx); err != nil {
-			_ = raw.Close()
-			return nil, err
-		}
-		return t, nil
-	}
-}
-
-// dialer applies the connect timeout. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that
-// find a cut network within 20 s.
-func dialer(custom func(context.Context, string, string) (net.Conn, error), timeout time.Duration) func(context.Context, string, string) (net.Conn, error) {
-	if custom == nil {
-		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
-		custom = d.DialContext
-	}
-	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		defer cancel()
-		return custom(ctx, network, addr)
-	}
-}
-
-func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, secure securer, idle time.Duration) *netUpstream {
+func newNetUpstream(connect connector, host string, secure bool, idle time.Duration) *netUpstream {
 	u := &netUpstream{scheme: "http", host: host}
-	if secure != nil {
+	if secure {
 		u.scheme = "https"
 	}
 	make1 := func(h2 bool) *http.Transport {
@@ -112,13 +29,12 @@ func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, s
 		switch {
 		case !h2:
 			ps.SetHTTP1(true)
-		case secure != nil:
+		case secure:
 			ps.SetHTTP2(true)
 		default:
 			ps.SetUnencryptedHTTP2(true)
 		}
 		t := &http.Transport{
-			DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 			DisableCompression:     true, // the engine sees what the client asked for (C09)
 			MaxIdleConns:           0,
 			MaxIdleConnsPerHost:    4096,
@@ -126,18 +42,16 @@ func newNetUpstream(dial func(context.Context) (net.Conn, error), host string, s
 			MaxResponseHeaderBytes: maxHead,
 			Protocols:              &ps,
 		}
-		if secure != nil {
-			proto := "http/1.1"
+		dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 			if h2 {
-				proto = "h2"
+				return connect(ctx, "h2")
 			}
-			t.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-				raw, err := dial(ctx)
-				if err != nil {
-					return nil, err
-				}
-				return secure(ctx, raw, proto)
-			}
+			return connect(ctx, "http/1.1")
+		}
+		if secure {
+			t.DialTLSContext = dial
+		} else {
+			t.DialContext = dial
 		}
 		return t
 	}

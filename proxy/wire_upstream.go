@@ -32,23 +32,14 @@ type upstream interface {
 	close()
 }
 
-// newUpstream makes the way to one place over connections that dial opens, with TLS if secure is set.
-func newUpstream(cfg *Config, dial func(context.Context) (net.Conn, error), host string, secure securer, idle time.Duration) upstream {
-	n := newNetUpstream(dial, host, secure, idle)
+// newUpstream makes the way to one place over connections that connect opens; secure means that they are TLS.
+func newUpstream(cfg *Config, connect connector, host string, secure bool, idle time.Duration) upstream {
+	n := newNetUpstream(connect, host, secure, idle)
 	if cfg.std {
 		return n
 	}
-	u := &wireUpstream{dial: dial, life: idle, std: n}
-	if secure != nil {
-		u.dial = func(ctx context.Context) (net.Conn, error) {
-			nc, err := dial(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return secure(ctx, nc, "http/1.1")
-		}
-	}
-	return u
+	dial := func(ctx context.Context) (net.Conn, error) { return connect(ctx, "http/1.1") }
+	return &wireUpstream{dial: dial, life: idle, std: n}
 }
 
 // wireConn is one connection to an engine or an agent; one exchange at a time owns it.

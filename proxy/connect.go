@@ -1,0 +1,131 @@
+package proxy
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"time"
+)
+
+// Limits of connections. The idle times are ours; the other side's are longer.
+const (
+	engineConnect = 2 * time.Second        // loopback: longer only if the engine's accept queue is full
+	peerConnect   = 250 * time.Millisecond // design section 6.6
+	peerHandshake = time.Second
+	engineIdle    = 4 * time.Second // uvicorn and llama.cpp close at 5 s (C35)
+	peerIdle      = 60 * time.Second
+)
+
+// connector opens a connection to one place, TLS included, for an application protocol (http/1.1 or h2).
+type connector func(ctx context.Context, proto string) (net.Conn, error)
+
+// newEngineUpstream makes the upstream of our own engine.
+func newEngineUpstream(cfg *Config) (upstream, error) {
+	u := cfg.EngineURL
+	network, addr := "tcp", u.Host
+	switch u.Scheme {
+	case "unix":
+		network, addr = "unix", u.Path
+	case "http", "https":
+		if u.Port() == "" {
+			port := map[string]string{"http": "80", "https": "443"}[u.Scheme]
+			addr = net.JoinHostPort(u.Hostname(), port)
+		}
+	default:
+		return nil, fmt.Errorf("proxy: engine URL %q: the scheme must be http, https or unix", u.Redacted())
+	}
+	dial := dialer(cfg, network, addr)
+	reset := func(ctx context.Context) (net.Conn, error) {
+		c, err := dial(ctx)
+		if t, ok := c.(*net.TCPConn); ok {
+			// Closing before the answer's end must be a reset: llama.cpp does not notice a plain close while it
+			// works on an answer that is not streamed.
+			_ = t.SetLinger(0)
+		}
+		return c, err
+	}
+	var config func() *tls.Config
+	if u.Scheme == "https" {
+		config = func() *tls.Config { return &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12} }
+	}
+	return newUpstream(cfg, newConnector(reset, config, engineConnect), "engine", config != nil, engineIdle), nil
+}
+
+// newPeerUpstream makes the upstream of one peer's agent.
+func newPeerUpstream(cfg *Config, boot uint64, addr string) upstream {
+	var config func() *tls.Config
+	if cfg.PeerTLS != nil {
+		config = func() *tls.Config { return cfg.PeerTLS(boot) }
+	}
+	connect := newConnector(dialer(cfg, "tcp", addr), config, peerConnect)
+	return newUpstream(cfg, connect, addr, config != nil, peerIdle)
+}
+
+// dialer dials one address. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that find a cut
+// network within 20 s.
+func dialer(cfg *Config, network, addr string) func(context.Context) (net.Conn, error) {
+	dial := cfg.Dial
+	if dial == nil {
+		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		dial = d.DialContext
+	}
+	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }
+}
+
+// newConnector adds the limits, and TLS if there is a config, which is asked for at each connection since keys change
+// while links live.
+//
+// A limit that passes while our own goroutines wait for a CPU says nothing about the other side: then there is a
+// second try with more time. Otherwise a burst on a starved agent would take healthy peers for dead.
+func newConnector(dial func(context.Context) (net.Conn, error), config func() *tls.Config, limit time.Duration) connector {
+	try := func(ctx context.Context, proto string, times time.Duration) (net.Conn, error) {
+		c, err := within(ctx, limit*times, dial)
+		if err != nil || config == nil {
+			return c, err
+		}
+		return within(ctx, peerHandshake*times, func(ctx context.Context) (net.Conn, error) {
+			tc := config().Clone()
+			tc.NextProtos = []string{proto}
+			t := tls.Client(c, tc)
+			if err := t.HandshakeContext(ctx); err != nil {
+				_ = c.Close()
+				return nil, err
+			}
+			return t, nil
+		})
+	}
+	return func(ctx context.Context, proto string) (net.Conn, error) {
+		c, err := try(ctx, proto, 1)
+		if err == nil || ctx.Err() != nil || !timedOut(err) || !starved() {
+			return c, err
+		}
+		return try(ctx, proto, 8)
+	}
+}
+
+// within runs f under a limit.
+func within(ctx context.Context, limit time.Duration, f func(context.Context) (net.Conn, error)) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return f(ctx)
+}
+
+func timedOut(err error) bool {
+	if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
+		return true
+	}
+	return errors.Is(err, context.DeadlineExceeded)
+}
+
+// starved reports whether goroutines that are ready to run have to wait: it lines up a few times and looks how long
+// that takes.
+func starved() bool {
+	start := time.Now()
+	for range 3 {
+		runtime.Gosched()
+	}
+	return time.Since(start) > 5*time.Millisecond
+}
