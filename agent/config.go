@@ -36,7 +36,7 @@ type Config struct {
 	EngineMetrics    string `env:"ENGINE_METRICS" is:"mapping" doc:"Where the numbers of an engine without a table, or with renamed metrics, come from: entries such as running = my_running, separated by semicolons; package agent/engine has the grammar (ParseMapping)."`
 	EngineAPIKey     string `env:"ENGINE_API_KEY" is:"text" secret:"true" doc:"Bearer token for the agent's own requests to the engine; requests of clients keep theirs."`
 	EngineAPIKeyFile string `env:"ENGINE_API_KEY_FILE" is:"file" doc:"File that holds the value of GRAPEVINE_ENGINE_API_KEY."`
-	GPUDevices       string `env:"GPU_DEVICES" is:"text" doc:"The engine's cards, as a comma list of indexes or UUIDs; needed where several are visible and nothing else tells which are the engine's."`
+	GPUDevices       string `env:"GPU_DEVICES" is:"gpus" doc:"The engine's cards: all, none, or a comma list of indexes, MIG slices and UUIDs; needed where several cards are visible and nothing else tells which are the engine's."`
 
 	Policy           string        `env:"POLICY" envDefault:"auto" is:"one of auto, p2c, round_robin, weighted_round_robin, random, least_requests, least_tokens, ewma, consistent_hash, local" doc:"How a replica is chosen. auto asks the best candidates for a fresh answer; local never forwards."`
 	Affinity         string        `env:"AFFINITY" envDefault:"auto" is:"one of auto, off, session, prefix" later:"affinity" doc:"What keeps requests with a common prompt prefix or session together."`

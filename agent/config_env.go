@@ -82,7 +82,7 @@ func ConfigFromEnv(environ []string) (Config, error) {
 			c.Warnings = append(c.Warnings, fmt.Sprintf("%s has no effect in this version: %s is not built yet", f.Variable, f.Later))
 		}
 	}
-	for _, n := range []string{"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"} {
+	for _, n := range []string{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"} {
 		if val, ok := all[n]; ok {
 			c.cudaEnv = append(c.cudaEnv, n+"="+val)
 		}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
+	"github.com/grapevine-lb/grapevine/gpu"
 )
 
 // Bytes is a size in bytes, written as a number with an optional B, KiB, MiB, GiB, KB, MB or GB.
@@ -81,6 +82,8 @@ func (r rule) allowed() string {
 		return "http:// or https:// URL"
 	case "page":
 		return "http:// or https:// URL, a path such as /metrics, or off"
+	case "gpus":
+		return "all, none, or comma list of indexes such as 0, slices such as 0:1, and UUIDs"
 	case "mapping":
 		return "entries such as running = my_running, separated by semicolons"
 	case "paths":
@@ -164,6 +167,8 @@ func oneOK(word, args, s string) bool {
 			return word == "engine" && u.Host == "" && u.Path != "" && u.Path != "/"
 		}
 		return (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && validPort(cmpOr(u.Port(), "1"))
+	case "gpus":
+		return gpu.CheckDevices(s) == nil
 	case "mapping":
 		_, err := engine.ParseMapping(s)
 		return err == nil

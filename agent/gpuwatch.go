@@ -2,26 +2,75 @@ package agent
 
 import (
 	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
 
+	"github.com/grapevine-lb/grapevine/gpu"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// gpuReading is what the GPU reader will say; until it is there the memory is unknown.
-type gpuReading struct {
-	Memory  struct{ Used, Total uint64 } // bytes
-	Method  string
-	Trouble []string
-	Devices []struct{ UUID, Name string }
+const gpuEvery = time.Second
+
+// watchGPU reads the memory of the engine's cards, if there is a driver. Without one it says so once and ends: the rest
+// of the agent works the same.
+func (a *Agent) watchGPU(ctx context.Context) error {
+	r, err := gpu.Open(gpu.Config{Devices: a.cfg.GPUDevices, Env: a.cfg.cudaEnv})
+	if err != nil {
+		a.gpuUnknown(err)
+		return nil
+	}
+	defer r.Close()
+	tick := time.NewTicker(gpuEvery)
+	defer tick.Stop()
+	for {
+		reading, err := r.Read()
+		if err != nil {
+			a.gpuUnknown(err)
+		} else {
+			a.stateChange(func(o *own) {
+				o.gpu, o.gpuWhy = reading, reading.Unknown
+				o.facts.gpuBad = len(reading.Trouble) > 0
+			})
+			a.gpuKnown(reading)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
 }
 
-// watchGPU notes that the memory of the engine's cards is unknown.
-func (a *Agent) watchGPU(context.Context) error {
-	const why = "no GPU reader in this build"
+// gpuUnknown notes why the memory is unknown, and logs a new reason once. No driver is normal; a card that cannot be read
+// or told is a warning.
+func (a *Agent) gpuUnknown(err error) {
 	a.own.mu.Lock()
-	a.own.gpuWhy = why
+	fresh := a.own.gpuWhy != err.Error()
+	a.own.gpu, a.own.gpuWhy = gpu.Reading{}, err.Error()
 	a.own.mu.Unlock()
-	a.log.Info(MsgNoGPU, KeyReason, why)
-	return nil
+	if !fresh {
+		return
+	}
+	if errors.Is(err, gpu.ErrUnavailable) || errors.Is(err, gpu.ErrNone) {
+		a.log.Info(MsgNoGPU, KeyReason, err.Error())
+		return
+	}
+	a.warn("gpu", MsgNoGPU+": "+err.Error())
+	a.log.Warn(MsgNoGPU, KeyReason, err.Error(), KeyHint, "set "+Prefix+"GPU_DEVICES")
+}
+
+// gpuKnown shows what a reading warns of, and logs it when it changes.
+func (a *Agent) gpuKnown(r gpu.Reading) {
+	text := strings.Join(slices.Concat(r.Trouble, r.Warnings), "; ")
+	if text == "" {
+		a.clear("gpu")
+		return
+	}
+	if a.warn("gpu", "GPU: "+text) {
+		a.log.Warn(MsgGPU, KeyReason, text)
+	}
 }
 
 // gpuStatus is called with the lock of own held.

@@ -28,6 +28,7 @@ const (
 // state table of startup_test.go shows each with its cause.
 const (
 	MsgNoGPU         = "GPU memory is unknown"
+	MsgGPU           = "the engine's GPU needs attention"
 	MsgEngineWaiting = "engine does not answer yet; not ready"
 	MsgEngineDown    = "engine stopped answering; not ready"
 	MsgEngineUp      = "engine answers"

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
+	"github.com/grapevine-lb/grapevine/gpu"
 	"github.com/grapevine-lb/grapevine/proxy"
 	"github.com/grapevine-lb/grapevine/routing"
 )
@@ -25,7 +26,7 @@ type own struct {
 	failed     int       // readings in a row that failed
 	read       time.Time // of the last reading that did not fail
 	upAt       time.Time // when the engine came up last
-	gpu        gpuReading
+	gpu        gpu.Reading
 	gpuWhy     string // why its memory is unknown; "" when known
 	models     []engine.Model
 	digest     routing.Opt[uint32] // of models

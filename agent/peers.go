@@ -23,8 +23,9 @@ import (
 
 // Paths on the peer listener that agents ask each other; all others are requests.
 const (
-	pathModels = "/grapevine/v1/models"
-	pathRecord = "/grapevine/v1/record"
+	pathPrefix = "/grapevine/"
+	pathModels = pathPrefix + "v1/models"
+	pathRecord = pathPrefix + "v1/record"
 )
 
 const (

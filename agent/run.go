@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -203,7 +204,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	a.listen = ListenStatus{Client: client.ln.Addr().String(), Peer: peer.ln.Addr().String(), Status: status.ln.Addr().String(), Gossip: a.node.Addr()}
 
 	errorLog := slog.NewLogLogger(a.log.Handler(), slog.LevelDebug)
-	client.http = httpServer(a.proxy.ClientHandler(), errorLog)
+	client.http = a.proxy.ClientServer(httpServer(a.proxy.ClientHandler(), errorLog))
 	if a.cfg.TLSCertFile != "" {
 		cert, err := tls.LoadX509KeyPair(a.cfg.TLSCertFile, a.cfg.TLSKeyFile)
 		if err != nil {
@@ -211,7 +212,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		}
 		client.ln = tls.NewListener(client.ln, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
 	}
-	peer.http = httpServer(a.peerHandler(a.proxy.PeerHandler()), errorLog)
+	peer.http = a.proxy.PeerServer(httpServer(a.peerHandler(a.proxy.PeerHandler()), errorLog), pathPrefix)
 	if a.tls != nil {
 		peer.ln = tls.NewListener(a.tls.Listener(peer.ln), a.tls.ServerConfig(a.hasLeft, "h2", "http/1.1"))
 	}
@@ -221,8 +222,8 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 }
 
 // httpServer is a server for streams: no limit on a request's or an answer's time, but on its head's.
-func httpServer(h http.Handler, errorLog interface{ Println(...any) }) *http.Server {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
+func httpServer(h http.Handler, errorLog *log.Logger) *http.Server {
+	s := &http.Server{Handler: h, ErrorLog: errorLog, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)

@@ -126,6 +126,7 @@ func (d *show) grapevine(ctx context.Context, params []enginesim.Params, list []
 	res.Members = len(f.agents)
 	for _, a := range f.agents {
 		s := a.Status()
+		d.printf("%s answered %d requests, prefill %s tokens/s\n", s.Node, s.Load.Accepted, cell(s.Load.PrefillRate, "%.0f"))
 		entered, forwarded = entered+s.Picks.Total, forwarded+s.Picks.Forwarded
 		res.Members = min(res.Members, s.Gossip.Members)
 	}
