@@ -28,6 +28,7 @@ type Load struct {
 const (
 	prefillWindow = 512                    // prompt tokens
 	prefillBusy   = 200 * time.Millisecond // of an engine with prompts to do
+	prefillLeast  = 20 * time.Millisecond  // prompts of one engine step end at once: the second alone would look infinitely fast
 	prefillMemory = 8192                   // prompt tokens after which a sample has replaced 63 % of the old value
 	stepMemory    = 256                    // decode steps, likewise
 	stepSample    = 32                     // decode steps of one stream after which it is asked while it still runs
@@ -101,7 +102,7 @@ func (f *flight) first(now time.Time) {
 	a.finished += f.tokens
 	a.prefills++
 	a.ttft = blend(a.ttft, now.Sub(f.at).Seconds(), 1.0/ttftMemory)
-	if a.busy <= 0 || (a.finished < prefillWindow && a.busy < prefillBusy) {
+	if a.busy < prefillLeast || (a.finished < prefillWindow && a.busy < prefillBusy) {
 		return
 	}
 	if a.finished > 0 {
