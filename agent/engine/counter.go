@@ -24,3 +24,18 @@ func restarted(prev, cur *Reading) bool {
 	return back(prev.GenerationTokens, cur.GenerationTokens) || back(prev.PromptTokens, cur.PromptTokens) ||
 		back(prev.FirstTokens, cur.FirstTokens) || back(prev.PrefixQueries, cur.PrefixQueries)
 }
+
+// keep remembers the counters for the next comparison; one that is unknown for a while keeps its old value.
+func keep(counters, rd *Reading) {
+	old := *counters
+	*counters = *rd
+	for _, c := range []struct{ old, cur *routing.Opt[float64] }{
+		{&old.GenerationTokens, &counters.GenerationTokens}, {&old.PromptTokens, &counters.PromptTokens},
+		{&old.FirstTokens, &counters.FirstTokens}, {&old.PrefixQueries, &counters.PrefixQueries},
+		{&old.ProcessStart, &counters.ProcessStart},
+	} {
+		if !c.cur.OK {
+			*c.cur = *c.old
+		}
+	}
+}

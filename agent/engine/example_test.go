@@ -46,7 +46,7 @@ func ExampleParseMapping() {
 		running = sum(max by (rank) (/workers/*/active)) @ json:/stats
 		kv_usage = cache_bytes_used / cache_bytes`)
 	fmt.Println(len(m.Entries), err)
-	_, err = engine.ParseMapping("runing = active")
+	_, err = engine.ParseMapping("speed = active")
 	fmt.Println(err != nil)
 	// Output:
 	// 2 <nil>

@@ -87,7 +87,7 @@ func TestModelsErrors(t *testing.T) {
 	r := newFake(t, map[string]page{"/v1/models": status(503, "Loading model")}).reader(t, LlamaCpp)
 	_, err := r.Models(t.Context())
 	var se *StatusError
-	require.True(t, errors.As(err, &se))
+	require.ErrorAs(t, err, &se)
 	assert.Equal(t, 503, se.Status)
 	r = newFake(t, map[string]page{"/v1/models": text("<html>")}).reader(t, VLLM)
 	_, err = r.Models(t.Context())
