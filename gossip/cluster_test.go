@@ -153,6 +153,8 @@ func TestCluster64(t *testing.T) {
 		assert.Zero(t, c.saw("failed n62."))
 		<-leaver.ended
 		assert.NoError(t, leaver.err)
+		assert.True(t, c.agents[0].HasLeft(leaver.boot))
+		assert.False(t, c.agents[0].HasLeft(victim.boot))
 	})
 	t.Logf("wall time %v", time.Since(wall))
 }
@@ -344,4 +346,71 @@ func TestUDPBlocked(t *testing.T) {
 		c.net.BlockUDP(c.agents[2].Addr(), false)
 		c.until(3*time.Second, "heard again", func() bool { return len(c.agents[0].Silent()) == 0 })
 	})
+}
+
+// The same from the start: the agent joins by TCP, stays a member and is silent to all, as all are to it.
+func TestUDPBlockedFromTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(t)
+		c.grow(4)
+		c.until(10*time.Second, "complete", c.complete)
+		c.net.BlockUDP("10.0.0.5:7946", true)
+		mute := c.add("mute")
+		c.until(15*time.Second, "a member all the same", func() bool {
+			for _, a := range c.agents {
+				if a.Alive() != 5 {
+					return false
+				}
+			}
+			return true
+		})
+		time.Sleep(time.Minute)
+		for _, a := range c.agents[:4] {
+			require.Len(t, a.Silent(), 1)
+			assert.Equal(t, mute.boot, a.Silent()[0].Boot)
+			assert.True(t, a.knows(mute.boot))
+		}
+		assert.Len(t, mute.Silent(), 4)
+		assert.Zero(t, c.saw("failed"), "no flapping")
+	})
+}
+
+// Every profile makes a working cluster.
+func TestProfiles(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		heartbeat time.Duration
+		kill      time.Duration
+	}{{"auto", time.Second, 10 * time.Second}, {"lan", time.Second, 10 * time.Second}, {"large", time.Second, 20 * time.Second}, {"wan", 5 * time.Second, 120 * time.Second}} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t)
+				c.cfg.Profile = tc.name
+				c.grow(5)
+				known := func() bool {
+					for _, a := range c.agents {
+						a.mu.Lock()
+						n := len(a.reports)
+						a.mu.Unlock()
+						if a.peers() != len(c.agents)-1 || n < len(c.agents)-1 {
+							return false
+						}
+					}
+					return true
+				}
+				t.Logf("complete after %v", c.until(15*time.Second, "complete", known))
+				was := c.agents[1].report(c.agents[0].boot)
+				time.Sleep(10 * tc.heartbeat)
+				now := c.agents[1].report(c.agents[0].boot)
+				assert.InDelta(t, 10, now.Seq-was.Seq, 4)
+				assert.Equal(t, 12*tc.heartbeat/10, now.Heartbeat)
+				victim := c.agents[4]
+				victim.kill()
+				c.agents = c.agents[:4]
+				t.Logf("kill known after %v", c.until(tc.kill, "kill known", func() bool { return c.saw("failed n4.") == 4 }))
+			})
+		})
+	}
+	_, err := gossip.ProfileNamed("fast")
+	require.EqualError(t, err, `gossip profile "fast": want auto, lan, large or wan`)
 }

@@ -28,6 +28,9 @@ type book struct {
 	pending []string          // names with news, oldest first
 	wake    chan struct{}     // one token: there is news
 
+	left    map[uint64]bool // boot ids that left on purpose, remembered longer than their members
+	leftAge []uint64        // the same, oldest first
+
 	targets  atomic.Pointer[[]target] // alive replicas but ourselves, by name
 	direct   atomic.Pointer[[]target] // those of them that get our records directly
 	alive    atomic.Int64             // the same, counted with ourselves
@@ -53,7 +56,7 @@ type target struct {
 }
 
 func newBook(self string, boot uint64, cluster string, p *Profile) *book {
-	b := &book{self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), wake: make(chan struct{}, 1)}
+	b := &book{self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), left: make(map[uint64]bool), wake: make(chan struct{}, 1)}
 	b.targets.Store(new([]target))
 	b.direct.Store(new([]target))
 	b.alive.Store(1)
@@ -106,6 +109,7 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 		e.alive = false
 		if t == serf.EventMemberLeave {
 			b.tell(m.Name, e, MemberLeft)
+			b.remember(e.id.Boot)
 		} else {
 			b.tell(m.Name, e, MemberFailed)
 		}
@@ -115,6 +119,21 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 			b.tell(m.Name, e, MemberGone)
 		}
 	}
+}
+
+// maxLeft bounds the memory of those who left.
+const maxLeft = 4096
+
+func (b *book) remember(boot uint64) {
+	if boot == 0 || b.left[boot] {
+		return
+	}
+	if len(b.leftAge) >= maxLeft {
+		delete(b.left, b.leftAge[0])
+		b.leftAge = b.leftAge[1:]
+	}
+	b.left[boot] = true
+	b.leftAge = append(b.leftAge, boot)
 }
 
 // tell queues news about a member; what it waits to be told already is replaced.

@@ -216,6 +216,14 @@ func (n *Node) Self() routing.Member {
 // Members returns the other replicas that the member list knows, the dead included.
 func (n *Node) Members() []MemberInfo { return n.book.list() }
 
+// HasLeft reports whether a boot id left on purpose, also long after its member was forgotten (the last 4,096 are kept).
+// Boot ids are never used again, so nothing that comes from such a one now is genuine.
+func (n *Node) HasLeft(boot uint64) bool {
+	n.book.mu.Lock()
+	defer n.book.mu.Unlock()
+	return n.book.left[boot]
+}
+
 // Alive returns how many replicas are alive, ourselves included.
 func (n *Node) Alive() int { return int(n.book.alive.Load()) }
 
