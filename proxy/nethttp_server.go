@@ -74,7 +74,16 @@ type netDown struct {
 	r       *http.Request
 	p       *Proxy
 	trailer []string // announced
+	timed   time.Time
 	aborted bool
+}
+
+// deadline renews the write deadline now and then, as wireDown does.
+func (d *netDown) deadline() {
+	if now := time.Now(); now.Sub(d.timed) > writeTimeout/8 {
+		d.timed = now
+		_ = d.rc.SetWriteDeadline(now.Add(writeTimeout)) // without it a client that takes nothing is kept
+	}
 }
 
 // Head implements Downstream.
@@ -96,6 +105,7 @@ func (d *netDown) Head(h *ResponseHead, flush bool) error {
 	if d.p.draining.Load() {
 		m.Set("Connection", "close") // over HTTP/2 the server makes a GOAWAY of it
 	}
+	d.deadline()
 	d.w.WriteHeader(h.Status)
 	if flush {
 		return d.rc.Flush()
@@ -105,6 +115,7 @@ func (d *netDown) Head(h *ResponseHead, flush bool) error {
 
 // Write implements Downstream.
 func (d *netDown) Write(p []byte) error {
+	d.deadline()
 	if _, err := d.w.Write(p); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -323,5 +324,32 @@ func TestSlowClientIsNotSilence(t *testing.T) {
 		b, err := io.ReadAll(resp.Body)
 		require.NoError(t, err)
 		assert.Equal(t, chunk("a")+chunk("b")+finishChunk+doneChunk, string(b))
+	})
+}
+
+// A client that takes nothing at all for two minutes is gone, and its engine is free again.
+func TestStuckClientIsGone(t *testing.T) {
+	hops(t, func(t *testing.T, order []uint64, target int) {
+		e := engine(func(_ int, w http.ResponseWriter, r *http.Request) {
+			eventHead(w)
+			for r.Context().Err() == nil {
+				say(w, chunk(strings.Repeat("x", 64<<10)))
+				time.Sleep(time.Millisecond)
+			}
+		})
+		f := newFleet(t, order, nil, pair(target, e)...)
+		c, err := f.net.dial(context.Background(), "", f.clients[0])
+		require.NoError(t, err)
+		body := chatBody(true)
+		_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+		require.NoError(t, err)
+		buf := make([]byte, 1024)
+		_, err = c.Read(buf)
+		require.NoError(t, err)
+		time.Sleep(3 * time.Minute)
+		assert.Len(t, e.hungUp(), 1)
+		assert.EqualValues(t, 1, f.metrics(0).EntryByOutcome[outcomeCancel])
+		f.idle()
+		_ = c.Close()
 	})
 }
