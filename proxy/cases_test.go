@@ -161,7 +161,7 @@ func TestC29EngineJudgesFields(t *testing.T) {
 			resp, text, err := f.get(body)
 			require.NoError(t, err)
 			assert.Equal(t, 400, resp.StatusCode)
-			assert.Equal(t, `{"error":{"message":"no"}}`, text)
+			sameBytes(t, `{"error":{"message":"no"}}`, text)
 			assert.Equal(t, n+1, e.count(), "once")
 			assert.Equal(t, body, e.bodies[n])
 		}

@@ -81,12 +81,12 @@ func dialer(cfg *Config, network, addr string) func(context.Context) (net.Conn, 
 // A limit that passes while our own goroutines wait for a CPU says nothing about the other side: then there is a
 // second try with more time. Otherwise a burst on a starved agent would take healthy peers for dead.
 func newConnector(dial func(context.Context) (net.Conn, error), config func() *tls.Config, limit time.Duration) connector {
-	try := func(ctx context.Context, proto string, times time.Duration) (net.Conn, error) {
-		c, err := within(ctx, limit*times, dial)
+	try := func(ctx context.Context, proto string, limit, handshake time.Duration) (net.Conn, error) {
+		c, err := within(ctx, limit, dial)
 		if err != nil || config == nil {
 			return c, err
 		}
-		return within(ctx, peerHandshake*times, func(ctx context.Context) (net.Conn, error) {
+		return within(ctx, handshake, func(ctx context.Context) (net.Conn, error) {
 			tc := config().Clone()
 			tc.NextProtos = []string{proto}
 			t := tls.Client(c, tc)
@@ -98,11 +98,11 @@ func newConnector(dial func(context.Context) (net.Conn, error), config func() *t
 		})
 	}
 	return func(ctx context.Context, proto string) (net.Conn, error) {
-		c, err := try(ctx, proto, 1)
+		c, err := try(ctx, proto, limit, peerHandshake)
 		if err == nil || ctx.Err() != nil || !timedOut(err) || !starved() {
 			return c, err
 		}
-		return try(ctx, proto, 8)
+		return try(ctx, proto, 8*limit, 8*peerHandshake)
 	}
 }
 

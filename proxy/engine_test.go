@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"slices"
+	"testing"
 	"testing/synctest"
 	"time"
 )
@@ -10,6 +11,14 @@ import (
 func (f *fleet) lastPick() PickRecord {
 	synctest.Wait()
 	return f.agents[0].Picks("")[0]
+}
+
+// sameBytes compares documents as bytes, white space and order included: that is what is promised.
+func sameBytes(t *testing.T, want, got string) {
+	t.Helper()
+	if want != got {
+		t.Errorf("want %s\ngot  %s", want, got)
+	}
 }
 
 // hungUp is when requests ended before their answers.

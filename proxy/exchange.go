@@ -390,7 +390,7 @@ func (x *exchange) fail(e *apiError) {
 	e.Headers(x.rnd.Float64(), h.Header.Add)
 	b := e.Body()
 	h.Length = int64(len(b))
-	if x.in.Method == "HEAD" {
+	if x.in.Method == methodHead {
 		b = nil
 	}
 	x.finishHead(h)

@@ -222,11 +222,6 @@ func (f *fleet) client(h2 bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: f.net.dial, DisableKeepAlives: !h2, DisableCompression: true, Protocols: &ps}}
 }
 
-// kill ends an engine as kill -9 does: its connections end, and it takes no more.
-func (f *fleet) kill(i int) {
-	_ = f.engines[i].Close()
-}
-
 func (f *fleet) stop() {
 	f.hc.CloseIdleConnections()
 	for _, p := range f.agents {

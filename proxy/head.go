@@ -6,6 +6,8 @@ import (
 	"strings"
 )
 
+const methodHead = "HEAD" // its answers have no body
+
 // Field is one header field. Names are compared without regard to case.
 type Field struct{ Name, Value string }
 

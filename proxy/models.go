@@ -61,7 +61,7 @@ func (x *exchange) serveModels() bool {
 func (x *exchange) sendJSON(b []byte) {
 	h := &ResponseHead{Status: 200, Length: int64(len(b)), Header: Header{{"content-type", "application/json"}}}
 	x.finishHead(h)
-	if x.in.Method == "HEAD" {
+	if x.in.Method == methodHead {
 		b = nil
 	}
 	if x.down.Head(h, len(b) == 0) == nil && len(b) > 0 {

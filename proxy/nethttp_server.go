@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"crypto/tls"
 	"io"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -179,20 +178,15 @@ func NewServer(h http.Handler, tc *tls.Config, log *slog.Logger) *http.Server {
 	} else {
 		ps.SetHTTP2(true)
 	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
 	return &http.Server{
 		Handler: h, TLSConfig: tc, Protocols: &ps,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    maxHead,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 1000},
-		ErrorLog:          serverLog(log),
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // its lines are about broken clients
 	}
-}
-
-// serverLog takes the server's own lines, which are about broken clients, at debug level.
-func serverLog(l *slog.Logger) *log.Logger {
-	if l == nil {
-		l = slog.New(slog.DiscardHandler)
-	}
-	return slog.NewLogLogger(l.Handler(), slog.LevelDebug)
 }

@@ -100,7 +100,7 @@ func (u *netUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	if r.HTTP2 {
 		t = u.h2
 	}
-	resp, err := t.RoundTrip(req)
+	resp, err := t.RoundTrip(req) //nolint:bodyclose // the answer's owner closes it
 	if err != nil {
 		got := tr.get()
 		e := &SendError{Stage: StageDial, Reused: got.reused, Err: err}

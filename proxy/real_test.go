@@ -178,7 +178,7 @@ func TestUnixSocketEngine(t *testing.T) {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	assert.Equal(t, okAnswer, string(b))
+	sameBytes(t, okAnswer, string(b))
 }
 
 // C16: an early 429 to a body that waits for 100-continue, many times in parallel.

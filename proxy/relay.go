@@ -29,7 +29,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	format := replyFormatOf(h.Header.Get("content-type"), h.Header.Get("content-encoding"))
 	events := format == formatEvents && h.Status == 200
 	x.sift.start(format)
-	bodiless := x.in.Method == "HEAD" || h.Status == 204 || h.Status == 304 || h.Length == 0
+	bodiless := x.in.Method == methodHead || h.Status == 204 || h.Status == 304 || h.Length == 0
 	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
 		h.Header.Add("x-accel-buffering", "no")
 	}

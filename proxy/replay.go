@@ -200,9 +200,9 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	if b.total > b.limit {
 		n, err = 0, errBodyTooLarge
 	}
-	switch err {
-	case nil:
-	case io.EOF:
+	switch {
+	case err == nil:
+	case errors.Is(err, io.EOF):
 		b.eof = true
 	default:
 		b.err = err

@@ -60,7 +60,7 @@ func (s *retryState) allow(v verdict, idempotent bool, b *retryBudget, now time.
 	if s.retries >= maxRetries {
 		return "", false
 	}
-	reason := ""
+	var reason string
 	switch v {
 	case verdictNoConnect:
 		reason = retryDial

@@ -106,7 +106,7 @@ func TestC33LastRefusalIsPassedOn(t *testing.T) {
 		resp, text, err := f.get(chatBody(false))
 		require.NoError(t, err)
 		assert.Equal(t, 429, resp.StatusCode)
-		assert.Equal(t, `{"error":{"message":"b"}}`, text)
+		sameBytes(t, `{"error":{"message":"b"}}`, text)
 		assert.Equal(t, "7", resp.Header.Get("Retry-After"))
 		assert.Equal(t, "0", resp.Header.Get("X-Ratelimit-Remaining-Requests"))
 		assert.Empty(t, resp.Header.Get(headerReason), "an engine's answer is not ours")
