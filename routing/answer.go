@@ -18,7 +18,7 @@ func (t *Table) Answer(r *Request, now time.Time) (score float64, tokens int, ok
 	}
 	u := uncached(r, blocks)
 	l := t.self.load(v, s)
-	score = l.terms(u).Total()
+	score = l.cost(u)
 	if level == levelFull {
 		score += fullSeconds
 	}

@@ -77,11 +77,18 @@ func (s *Snapshot) groupFor(r *Request) *group {
 
 // rate fills in the candidate's score for u uncached prompt tokens.
 func (c *candidate) rate(s *Snapshot, u float64, now tick) {
-	l := c.peer.load(c.view, s)
-	t := l.terms(u)
-	c.peer.marks(c.view, s, now, &t)
+	p := c.peer
+	l := p.load(c.view, s)
+	c.factor = 1
+	if x := p.ramp(c.view, s, now); x != 1 {
+		c.factor = 1 / x
+	}
+	if x := p.slowness.Load(); x != 0 {
+		c.factor *= p.slowFactor()
+	}
+	c.extra = p.roundTrip() + p.penalty(now)
 	c.tokens = int(u)
-	c.score, c.factor, c.extra = t.Total(), t.factor(), t.RoundTrip+t.Penalty
+	c.score = l.cost(u)*c.factor + c.extra
 }
 
 // marks adds to the terms what the replica's past says.

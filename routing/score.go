@@ -73,6 +73,20 @@ func (l *load) terms(u float64) Terms {
 	return t
 }
 
+// cost returns the sum of the terms, in seconds: what picks use. The twin of terms, in fewer steps.
+func (l *load) cost(u float64) float64 {
+	perToken := 1 / l.rate
+	prefill := u * perToken
+	c := l.queue*perToken + prefill*(1+harmRunning*min(l.running, harmCap)+harmWaiting*l.waiting) + kvSeconds*l.kv
+	if l.kvCap > 0 {
+		c += kvSeconds * l.queue / l.kvCap
+	}
+	if n := l.running + l.waiting + 1; l.limit > 0 && n > limitFrom*l.limit {
+		c += limitSeconds * (n - limitFrom*l.limit) / ((1 - limitFrom) * l.limit)
+	}
+	return c
+}
+
 // uncached returns how many of the request's prompt tokens must be computed where blocks leading blocks are cached.
 // The last token is always computed.
 func uncached(r *Request, blocks int) float64 {

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -40,6 +41,7 @@ func TestScoreTerms(t *testing.T) {
 			assert.InDelta(t, tt.want.Limit, got.Limit, 1e-9, "limit")
 			sum := got.Queue + got.Prefill + got.Harm + got.KV + got.Limit
 			assert.InDelta(t, sum, got.Total(), 1e-9, "total")
+			assert.InDelta(t, sum, tt.load.cost(tt.u), 1e-9, "cost")
 		})
 	}
 }
@@ -107,4 +109,30 @@ func TestUnknownTokensAreNotZero(t *testing.T) {
 	assert.InDelta(t, 3*defaultPrompt, v.base.queue, 0)
 	v = newView(Report{Waiting: Some(2), Held: Some(1), PendingTokens: Some(700), HeldTokens: Some(11)}, time.Unix(1, 0), start)
 	assert.InDelta(t, 711, v.base.queue, 0)
+}
+
+// TestExplainAgreesWithPick: people are told the same numbers that picks use.
+func TestExplainAgreesWithPick(t *testing.T) {
+	rnd := newRand(5)
+	for range 300 {
+		tbl := newFleet(8)
+		for b := range uint64(8) {
+			r := busy(b+1, 2, rnd)
+			r.ReadyFor = Some(time.Duration(rnd.IntN(60)) * time.Second)
+			tbl.Update(r, t0)
+		}
+		end(tbl.Peer(3), OutcomeServerError, t0)
+		tbl.Peer(4).slowness.Store(math.Float64bits(2.5))
+		r := Request{Model: "m", PromptTokens: rnd.IntN(9000)}
+		d := mustPolicy(t, "auto").Pick(tbl.Snapshot(), &r, t0, rnd)
+		score := map[*Peer]float64{d.Peer: d.Score}
+		for i, p := range d.Asked() {
+			score[p] = d.AskScore[i]
+		}
+		for _, c := range tbl.Snapshot().Explain(&r, t0) {
+			if want, ok := score[c.Peer]; ok {
+				assert.InDelta(t, want, c.Score, 1e-9)
+			}
+		}
+	}
 }
