@@ -156,7 +156,9 @@ func (a *Agent) entryReady() (ok bool, why string) {
 	}
 	now := time.Now()
 	for _, p := range a.table.Snapshot().Peers() {
-		if r, _ := p.Report(); !p.Self() && p.Fresh(now) && r.State == routing.StateReady && r.Flags&(routing.FlagDraining|routing.FlagEngineDown) == 0 {
+		r, _ := p.Report()
+		models, _, known := p.Models() // pulled after the first record; without them nothing can be sent there
+		if !p.Self() && p.Fresh(now) && known && len(models) > 0 && r.State == routing.StateReady && r.Flags&(routing.FlagDraining|routing.FlagEngineDown) == 0 {
 			return true, ""
 		}
 	}

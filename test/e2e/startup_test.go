@@ -51,8 +51,7 @@ var startUps = []row{
 			other := s.Agent(2, s.FakeEngine(2).URL)
 			other.WaitReady(10 * time.Second)
 			a := s.Agent(1, "http://"+s.Addr(1, harness.EnginePort))
-			other.WaitMembers(2, 10*time.Second)
-			a.WaitMembers(2, 10*time.Second)
+			a.WaitEntry(10 * time.Second)
 			return a
 		},
 		log: `engine does not answer yet`, state: "starting", ready: 503, gets: "200",
@@ -67,13 +66,13 @@ var startUps = []row{
 		start: func(s *harness.Stage) *harness.Agent {
 			return s.Size(2).Agent(1, s.FakeEngine(1).URL)
 		},
-		log: `cannot join`, state: "ready", ready: 200, gets: "200",
+		log: `join address unreachable`, state: "ready", ready: 200, gets: "200",
 	}, {
 		cause: "join name that does not resolve",
 		start: func(s *harness.Stage) *harness.Agent {
 			return s.Size(1).Agent(1, s.FakeEngine(1).URL, harness.Env{"GRAPEVINE_JOIN": "replicas.invalid"})
 		},
-		log: `cannot join`, state: "ready", ready: 200, gets: "200",
+		log: `join address unreachable`, state: "ready", ready: 200, gets: "200",
 	},
 }
 
@@ -137,10 +136,17 @@ func TestStartUp(t *testing.T) {
 	longOnly(t)
 	var table strings.Builder
 	table.WriteString(startUpHead)
+	all := true
 	for _, r := range startUps {
-		t.Run(r.cause, func(t *testing.T) { table.WriteString(r.run(t, harness.New(t))) })
+		t.Run(r.cause, func(t *testing.T) {
+			if _, err := os.Stat("/dev/nvidiactl"); err == nil && r.cause == "no GPU driver" {
+				all = false
+				t.Skip("this machine has the driver")
+			}
+			table.WriteString(r.run(t, harness.New(t)))
+		})
 	}
-	if !t.Failed() {
+	if all && !t.Failed() {
 		golden(t, "startup.md", table.String())
 	}
 }

@@ -77,6 +77,15 @@ func (a *Agent) WaitReady(limit time.Duration) {
 	})
 }
 
+// WaitEntry waits until the agent says that some replica can answer, be it another one: /readyz?entry=1.
+func (a *Agent) WaitEntry(limit time.Duration) {
+	a.t.Helper()
+	Eventually(a.t, limit, a.Name+" to know a replica that answers", func() bool {
+		code, _ := Get(a.Status + "/readyz?entry=1")
+		return code == http.StatusOK
+	})
+}
+
 // Report is the part of /status that the tests read.
 type Report struct {
 	Node, Boot, Version, State string
