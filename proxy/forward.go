@@ -48,7 +48,7 @@ func (x *exchange) try(d routing.Decision) verdict {
 	a := x.begin(d)
 	v, o := x.send(a)
 	a.end(o, time.Now())
-	if v == verdictCut && !x.announced(a.peer) {
+	if v == verdictCut && o == routing.OutcomeReset && !x.announced(a.peer) {
 		x.deaths++
 	}
 	x.attempt.Result = o.String()

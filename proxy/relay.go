@@ -33,25 +33,33 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
 		h.Header.Add("x-accel-buffering", "no")
 	}
-	if !x.headOut {
-		x.stream = events
-		x.finishHead(h)
-		// A declared length means that the engine has the whole answer, so its head goes with the first piece.
-		if err := x.down.Head(h, h.Length < 0 || bodiless); err != nil {
-			x.gone()
-			return verdictGone, routing.OutcomeCancelled
-		}
+	// A declared length means that the engine has the whole answer: its head goes with the first piece, and until then
+	// another answer can take its place.
+	late := h.Length > 0 && !bodiless
+	if !late && !x.sendHead(h, events) {
+		return x.stopped(), routing.OutcomeCancelled
 	}
 	if bodiless {
 		return x.whole(a, ans, routing.OutcomeOK)
 	}
 
-	pb := smallPieces.Get().(*[]byte)
 	pool := &smallPieces
+	if h.Length > smallPiece {
+		pool = &largePieces
+	}
+	pb := pool.Get().(*[]byte)
 	defer func() { pool.Put(pb) }()
+	if x.role == roleEntry && late && format == formatJSON && h.Status == 200 && h.Length <= int64(len(*pb)) {
+		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
+	}
 	for {
 		n, err := ans.Body.Read(*pb)
 		if n > 0 {
+			if late {
+				if late = false; !x.sendHead(h, events) {
+					return x.stopped(), routing.OutcomeCancelled
+				}
+			}
 			pass, progress, stop := x.piece(a, w, (*pb)[:n], events)
 			if len(pass) > 0 {
 				at := w.pause()
@@ -81,6 +89,38 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 			return x.broke(ctx)
 		}
 	}
+}
+
+// sendHead passes the answer's head on, unless an earlier attempt's is out already.
+func (x *exchange) sendHead(h *ResponseHead, events bool) bool {
+	if x.headOut {
+		return true
+	}
+	x.stream = events
+	x.finishHead(h)
+	return x.down.Head(h, h.Length <= 0 || x.in.Method == methodHead) == nil
+}
+
+// document passes on a short answer that is not streamed, as a whole: one that is cut, or in which the engine says that
+// it gave up, has not reached the client and may be replaced.
+func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answer, p []byte) (verdict, routing.Outcome) {
+	if _, err := io.ReadFull(ans.Body, p); err != nil {
+		return x.broke(ctx)
+	}
+	if s := &x.sift; (s.scan.scanAll(p)|s.scan.finish())&eventAbort != 0 {
+		x.saved = &answer{head: ans.Head, body: append([]byte(nil), p...)}
+		return verdictError, routing.OutcomeCancelled
+	}
+	x.firstContent(a, w, false)
+	if !x.sendHead(&ans.Head, false) {
+		return x.stopped(), routing.OutcomeCancelled
+	}
+	if x.down.Write(p) != nil {
+		return x.stopped(), routing.OutcomeCancelled
+	}
+	x.p.metrics.bytesOut.Add(uint64(len(p)))
+	_, _ = ans.Body.Read(p[:1]) // sees the end, so that the upstream keeps the connection
+	return x.whole(a, ans, routing.OutcomeOK)
 }
 
 // piece looks at one piece of the body: what of it may go out, whether it is progress, and whether the engine gave up.
@@ -210,6 +250,8 @@ func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
 	switch {
 	case errors.Is(cause, errCauseDrain), x.ctx.Err() != nil:
 		return x.stopped(), routing.OutcomeCancelled
+	case errors.Is(cause, errCauseFirst) && !x.headOut:
+		return verdictTimeout, routing.OutcomeTimeout
 	case errors.Is(cause, errCauseFirst):
 		x.outcome = outcomeTimeout
 		x.endBroken(errFirstByte)
@@ -220,7 +262,7 @@ func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
 	case errors.Is(x.body.failure(), errBodyTooLarge):
 		x.fail(errTooLarge)
 		return verdictDone, routing.OutcomeCancelled
-	case x.content || !x.stream:
+	case x.content || x.headOut && !x.stream:
 		return x.breakOff(verdictBroken), routing.OutcomeReset
 	}
 	return verdictCut, routing.OutcomeReset

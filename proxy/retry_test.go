@@ -280,3 +280,56 @@ func TestRetryStateAllow(t *testing.T) {
 	_, ok = s.allow(verdictBusy, false, empty(), now)
 	assert.False(t, ok, "a busy answer costs a token")
 }
+
+// A short answer with a declared length reaches the client as a whole or not at all: cut in the middle it is replayed,
+// and so is one in which the engine says that it was aborted.
+func TestShortAnswerIsWholeOrReplayed(t *testing.T) {
+	aborted := strings.Replace(okAnswer, `"stop"`, `"abort"`, 1)
+	for name, first := range map[string]func(int, http.ResponseWriter, *http.Request){
+		"cut in the body": func(_ int, w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Length", "1000")
+			say(w, okAnswer[:20])
+			die()
+		},
+		"cut behind the head": func(_ int, w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain")
+			w.Header().Set("Content-Length", "1000")
+			w.WriteHeader(200)
+			flush(w)
+			die()
+		},
+		"aborted": func(_ int, w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, aborted)
+		},
+	} {
+		for _, order := range [][]uint64{{1, 2}, {2, 1}, {2, 3}} {
+			t.Run(fmt.Sprint(name, order), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					good := answers(200, okAnswer)
+					es := []http.Handler{good, good, good}
+					es[order[0]-1] = engine(first)
+					f := newFleet(t, order, nil, es...)
+					resp, text, err := f.get(chatBody(false))
+					require.NoError(t, err)
+					assert.Equal(t, 200, resp.StatusCode)
+					sameBytes(t, okAnswer, text)
+					assert.Equal(t, 1, good.count())
+					f.idle()
+
+					f.agents[0].cfg.Policy = inOrder{order[0]}
+					resp, text, err = f.get(chatBody(false))
+					require.NoError(t, err)
+					if name == "aborted" {
+						assert.Equal(t, 200, resp.StatusCode)
+						sameBytes(t, aborted, text)
+					} else {
+						assert.Equal(t, 502, resp.StatusCode, text)
+					}
+					f.idle()
+				})
+			})
+		}
+	}
+}
