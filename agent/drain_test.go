@@ -71,8 +71,10 @@ func TestDrainTimeout(t *testing.T) {
 // A drain by POST does not end the process: what enters is answered by others.
 func TestDrainByPost(t *testing.T) {
 	t.Parallel()
-	a := start(t, loopbackConfig(startSim(t, fast()).url()), Options{})
 	cfg := loopbackConfig(startSim(t, fast()).url())
+	cfg.GossipKey = testKey // so that what is forwarded goes over mutual TLS
+	a := start(t, cfg, Options{})
+	cfg.EngineURL = startSim(t, fast()).url()
 	cfg.Join = []string{a.Addresses().Gossip}
 	b := start(t, cfg, Options{})
 	a.untilReady()

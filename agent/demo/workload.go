@@ -20,7 +20,7 @@ type arrival struct {
 
 // Lengths are log-normal, as in real traces: most prompts are short, few are long, and the long ones make the others wait.
 const (
-	promptMedian, promptSpread, promptMin, promptMax = 300, 1.0, 16, 4000
+	promptMedian, promptSpread, promptMin, promptMax = 250, 1.3, 16, 8000
 	outputMedian, outputSpread, outputMin, outputMax = 24, 0.7, 4, 120
 )
 
