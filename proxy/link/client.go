@@ -72,7 +72,65 @@ type question struct {
 	done  chan struct{} // capacity 1
 	reply []byte
 	err   error
+	out   chan<- Result // of Go; nil = of Call
+	index int
+	at    time.Time
 	next  *question // in the client's list of spare ones
+}
+
+// answer delivers what came, or the error.
+func (q *question) answer() {
+	if q.out != nil {
+		q.out <- Result{Index: q.index, Reply: q.reply, Err: q.err, Took: time.Since(q.at)}
+		return
+	}
+	q.done <- struct{}{}
+}
+
+// Result is the answer to a question put by Go.
+type Result struct {
+	Index int // what Go was given
+	Reply []byte
+	Err   error
+	Took  time.Duration // from the question's writing to the answer's arrival
+}
+
+// Go asks without waiting for the answer, so that many peers are asked at once by one goroutine. The result goes to out,
+// which must have room for it. forget takes the question back if its answer has not come; it must be called, or the
+// question stays until the connection ends. Without an open connection one is dialled aside.
+func (c *Client) Go(deadline time.Time, kind byte, payload []byte, index int, out chan<- Result) (forget func()) {
+	c.mu.Lock()
+	cn, closed := c.conn, c.closed
+	c.mu.Unlock()
+	switch {
+	case closed:
+		out <- Result{Index: index, Err: ErrClosed}
+		return func() {}
+	case cn == nil:
+		ctx, cancel := context.WithCancelCause(context.Background())
+		own := append([]byte(nil), payload...)
+		go func() { // ends with the deadline at the latest
+			at := time.Now()
+			reply, err := c.Call(ctx, deadline, kind, own, nil)
+			out <- Result{Index: index, Reply: reply, Err: err, Took: time.Since(at)}
+		}()
+		return func() { cancel(ErrTimeout) }
+	}
+	q := &question{kind: kind, out: out, index: index, at: time.Now()}
+	id, err := cn.ask(q, kind, payload, deadline)
+	if err != nil {
+		c.drop(cn)
+		out <- Result{Index: index, Err: err}
+		return func() {}
+	}
+	return func() { cn.forget(id) }
+}
+
+// Open reports whether a connection is open.
+func (c *Client) Open() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.conn != nil
 }
 
 // Call asks and waits for the answer until the deadline or ctx's end. The
@@ -202,7 +260,7 @@ func (c *Client) read(cn *conn) {
 			} else {
 				q.err = ErrFrame
 			}
-			q.done <- struct{}{}
+			q.answer()
 		}
 	}
 }
@@ -221,7 +279,7 @@ func (c *Client) drop(cn *conn) {
 	for id, q := range cn.waiting {
 		delete(cn.waiting, id)
 		q.err = ErrClosed
-		q.done <- struct{}{}
+		q.answer()
 	}
 }
 

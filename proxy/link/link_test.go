@@ -191,6 +191,47 @@ func TestCloseFailsWhatIsUnderWay(t *testing.T) {
 	})
 }
 
+func TestGoAsksManyPeersAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wg sync.WaitGroup
+		clients := make([]*Client, 4)
+		for i := range clients {
+			clients[i] = &Client{Dial: pipes(func(kind byte, payload, reply []byte) ([]byte, bool) {
+				return append(reply, byte(i)), i != 2 // the third keeps silent
+			}, &wg)}
+		}
+		for round := range 2 { // the first dials, the second finds the connections open
+			out := make(chan Result, len(clients))
+			var forget []func()
+			for i, c := range clients {
+				forget = append(forget, c.Go(in(5*time.Millisecond), 1, []byte("q"), i, out))
+			}
+			synctest.Wait()
+			assert.Len(t, out, 3, "round %d", round)
+			for range 3 {
+				r := <-out
+				assert.NoError(t, r.Err)
+				assert.Equal(t, []byte{byte(r.Index)}, r.Reply)
+			}
+			for _, f := range forget {
+				f()
+			}
+			synctest.Wait()
+			if round == 1 {
+				assert.Empty(t, clients[2].conn.waiting)
+			}
+		}
+		for _, c := range clients {
+			assert.True(t, c.Open())
+			c.Close()
+		}
+		out := make(chan Result, 1)
+		clients[0].Go(in(time.Second), 1, nil, 7, out)
+		assert.ErrorIs(t, (<-out).Err, ErrClosed)
+		wg.Wait()
+	})
+}
+
 func TestServeRefusesBrokenFrames(t *testing.T) {
 	for name, in := range map[string][]byte{
 		"too long":  {0xff, 0xff, 0xff, 0x7f, 1, 0, 0, 0, 0, 0, 0, 0, 0},
