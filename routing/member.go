@@ -39,4 +39,7 @@ const (
 	ServeImages
 	ServeTokenize
 	ServeOther
+
+	// ServeAll has all bits; unlike 0 it says that they are known.
+	ServeAll = ServeOther<<1 - 1
 )

@@ -39,6 +39,11 @@ type Abilities struct {
 	Tokenize Tokenize
 	// Serves are the kinds of path the engine may have at all; 0 unknown.
 	Serves routing.Service
+	// OneTask: a model that generates text does not embed or rank, and the other way round.
+	OneTask bool
+	// WakesByItself: an engine that sleeps is woken by the next request, so that it may still be sent some; but nobody
+	// should ask it for anything else.
+	WakesByItself bool
 	// NotRun and Dead describe replies, see IsNotRun and IsDead.
 	NotRun, Dead []Reply
 }
@@ -83,5 +88,8 @@ type Tokenize struct {
 	Count string // JSON pointer to the number, "" if List
 	List  string // JSON pointer to the list of tokens
 }
+
+// embeds is what a model that embeds answers, generates what one that generates does not.
+const embeds = routing.ServeEmbeddings | routing.ServeRerank
 
 const serveText = routing.ServeChat | routing.ServeCompletions | routing.ServeTokenize | routing.ServeOther

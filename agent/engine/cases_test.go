@@ -284,7 +284,7 @@ func TestC66OnlyTheListedPagesAreCalled(t *testing.T) {
 	for _, c := range f.asked() {
 		seen[c]++
 	}
-	assert.Equal(t, map[string]int{"GET /metrics": 10, "GET /slots": 1, "GET /health": 10}, seen)
+	assert.Equal(t, map[string]int{"GET /metrics": 10, "GET /props": 1, "GET /slots": 1, "GET /health": 10}, seen)
 	for _, p := range llamacppTable.paths() {
 		delete(seen, "GET "+p)
 	}

@@ -35,6 +35,11 @@ func (r *Reader) Detect(ctx context.Context) (Kind, error) {
 		return Auto, fmt.Errorf("detect engine: %w", err)
 	}
 	r.use(t, evidence)
+	r.mu.Lock()
+	if r.gone {
+		r.gone, r.version, r.warm = false, "", 0 // if it is the same kind, it may be another release or model
+	}
+	r.mu.Unlock()
 	r.readVersion(ctx)
 	return t.Kind, nil
 }

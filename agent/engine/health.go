@@ -147,7 +147,7 @@ func (r *Reader) unhealthy(err error) Health {
 		}
 	case errors.Is(err, ErrRefused):
 		r.mu.Lock()
-		r.health.healthy = false
+		r.health.healthy, r.gone = false, true
 		r.mu.Unlock()
 	}
 	return Health{State: Down, Detail: err.Error()}

@@ -22,13 +22,16 @@ var llamacppTable = Table{
 	OwnedBy:  "llamacpp",
 	Pages: []Page{
 		{Name: mainPage, Paths: []string{"/metrics"}, Hint: "start llama-server with --metrics"},
-		{Name: "slots", Paths: []string{"/slots"}, JSON: true, Every: time.Second, Hint: "start llama-server with --slots"},
+		// While it sleeps (--sleep-idle-seconds) /metrics and /props answer from memory and /slots would wake it.
+		{Name: "props", Paths: []string{"/props"}, JSON: true, Every: 2 * time.Second},
+		{Name: "slots", Paths: []string{"/slots"}, JSON: true, Every: time.Second, Wakes: true, Hint: "start llama-server with --slots"},
 	},
 	Entries: []Entry{
 		one(FieldRunning, Sum, "llamacpp:requests_processing"),
 		one(FieldRunning, Count, "/*/id").on("slots").where(busySlot).zero(),
 		one(FieldWaiting, Sum, "llamacpp:requests_deferred"),
 		one(FieldRunLimit, Count, "/*/id").on("slots"),
+		one(FieldAsleep, Max, "/is_sleeping").on("props"),
 		one(FieldKVUsed, Mean, "llamacpp:kv_cache_usage_ratio"), // older builds
 		one(FieldKVUsed, Sum, "/*/n_prompt_tokens").on("slots").where(busySlot).zero().
 			then(Over, Term{Names: []string{"/*/n_ctx"}, Fold: Sum}),
@@ -51,6 +54,7 @@ var llamacppTable = Table{
 		AbortByReset:        true, // after a plain close a non-streaming request ran on for 40 s
 		StreamUsage:         true,
 		AnyModel:            true,
+		WakesByItself:       true,
 		Tokenize:            Tokenize{Path: "/tokenize", Field: "content", List: "/tokens"},
 		NotRun:              []Reply{{503, "Loading model"}},
 	},

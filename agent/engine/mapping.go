@@ -59,6 +59,8 @@ type Page struct {
 	JSON bool
 	// Every limits how often the page is fetched while a cheaper page before it answers; 0: on every Read.
 	Every time.Duration
+	// Wakes: asking for it wakes an engine that sleeps, so it is left alone while another page says that it does.
+	Wakes bool
 	// Hint tells the operator what to do when the engine answers 404 or 501.
 	Hint string
 }

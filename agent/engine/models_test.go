@@ -106,9 +106,11 @@ func TestWarmUp(t *testing.T) {
 		serves routing.Service
 		err    string
 	}{
-		"chat": {VLLM, map[string]page{"/v1/chat/completions": chat}, []string{"POST /v1/chat/completions"}, 0, ""},
+		"chat": {VLLM, map[string]page{"/v1/chat/completions": chat}, []string{"POST /v1/chat/completions"},
+			routing.ServeAll &^ (routing.ServeEmbeddings | routing.ServeRerank), ""},
+		"an engine of which less is known": {LlamaCpp, map[string]page{"/v1/chat/completions": chat}, []string{"POST /v1/chat/completions"}, 0, ""},
 		"base model": {VLLM, map[string]page{"/v1/chat/completions": status(400, "no chat template"), "/v1/completions": text(`{"choices":[{"text":"x"}]}`)},
-			[]string{"POST /v1/chat/completions", "POST /v1/completions"}, 0, ""},
+			[]string{"POST /v1/chat/completions", "POST /v1/completions"}, routing.ServeAll &^ (routing.ServeEmbeddings | routing.ServeRerank), ""},
 		"embedding model": {VLLM, map[string]page{"/v1/embeddings": embedding},
 			[]string{"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/embeddings"},
 			routing.ServeEmbeddings | routing.ServeRerank | routing.ServeTokenize | routing.ServeOther, ""},

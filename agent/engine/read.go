@@ -31,6 +31,9 @@ func (r *Reader) Read(ctx context.Context) (Reading, error) {
 			}
 			continue
 		}
+		if p.page.Wakes && st.asleep() {
+			continue
+		}
 		if answered && p.page.Every > 0 && start.Sub(p.tried) < p.page.Every {
 			continue
 		}

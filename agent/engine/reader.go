@@ -25,6 +25,7 @@ type Reader struct {
 	evidence string
 	version  string
 	looked   time.Time // last Detect
+	gone     bool      // it was refused since: what comes up next may be another engine
 	last     Reading   // newest without an error
 	counters Reading   // newest known counters, to tell a restart
 	resets   int
@@ -97,11 +98,13 @@ func (r *Reader) Serves() routing.Service {
 	defer r.mu.Unlock()
 	switch {
 	case r.warm == routing.ServeEmbeddings: // chat and completions were tried first and refused
-		return routing.ServeEmbeddings | routing.ServeRerank | routing.ServeTokenize | routing.ServeOther
-	case r.state != nil:
-		return r.state.table.Abilities.Serves
+		return embeds | routing.ServeTokenize | routing.ServeOther
+	case r.state == nil:
+		return 0
+	case r.warm != 0 && r.state.table.Abilities.OneTask && r.state.table.Abilities.Serves == 0:
+		return routing.ServeAll &^ embeds
 	}
-	return 0
+	return r.state.table.Abilities.Serves
 }
 
 // Last is the newest reading that came without an error, for those who must not wait for one.
@@ -144,13 +147,20 @@ func (r *Reader) ensure(ctx context.Context) (*state, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	if st := r.current(); st != nil {
+	if st := r.current(); st != nil && !r.mayDiffer() {
 		return st, nil
 	}
 	if _, err := r.Detect(ctx); err != nil {
 		return nil, err
 	}
 	return r.current(), nil
+}
+
+// mayDiffer tells whether the engine was down since it was found by looking around.
+func (r *Reader) mayDiffer() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.gone && r.res.kind == Auto
 }
 
 func (r *Reader) current() *state {

@@ -73,6 +73,7 @@ var sglangTable = Table{
 		StreamUsage:         true,
 		ContinuousUsage:     true,
 		HeadWhenQueued:      true,
+		OneTask:             true,
 		Tokenize:            Tokenize{Path: "/tokenize", Field: "prompt", Extra: `"add_special_tokens":false`, Count: "/count"},
 		NotRun:              []Reply{{503, "The request queue is full"}},
 	},

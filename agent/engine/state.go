@@ -96,6 +96,16 @@ func (st *state) page(name string) *pageState {
 	return nil
 }
 
+// asleep tells whether the newest page that knows says so.
+func (st *state) asleep() bool {
+	for i := range st.compiled {
+		if st.compiled[i].entry.Field == FieldAsleep && st.results[i].ok && st.results[i].value > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // paths lists the pages that Read and Health call.
 func (t *Table) paths() []string {
 	var out []string

@@ -30,6 +30,7 @@ var vllmTable = Table{
 		StreamUsage:         true,
 		ContinuousUsage:     true,
 		HeadWhenQueued:      true,
+		OneTask:             true,
 		Tokenize:            Tokenize{Path: "/tokenize", Field: "prompt", Extra: `"add_special_tokens":false`, Count: "/count"},
 		NotRun: []Reply{
 			{500, "cannot schedule new futures"}, // while draining
