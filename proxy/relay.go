@@ -83,8 +83,10 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		}
 		switch {
 		case err == nil:
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return x.ended(a, ans, events)
+		case events && x.sift.scan.seen()&eventDone != 0 && x.sift.scan.atBoundary() && ctx.Err() == nil:
+			return x.ended(a, ans, events) // the end marker is out: the connection died behind a whole answer
 		default:
 			return x.broke(ctx)
 		}
