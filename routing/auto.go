@@ -16,8 +16,6 @@ const (
 	randoms = 4
 	// loneRandoms is the same where all arrivals pass here and our books are exact.
 	loneRandoms = 10
-	// holders is how many holders of the prefix are considered.
-	holders = 3
 )
 
 // auto is the full policy: a few candidates, the score in seconds, stay if our own replica is about as good, else ask.
@@ -38,7 +36,7 @@ func (a *auto) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Deci
 	owner, worst := -1, levelOK
 	if len(g.entries) <= wholeFleet {
 		worst = c.best(MaxAsk, rnd)
-		if key, ok := a.key(s, r, len(g.entries)); ok {
+		if key, ok := a.key(r, &known); ok {
 			owner, _ = g.ownersOf(key)
 		}
 	} else {
@@ -56,37 +54,36 @@ func (a *auto) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Deci
 	return a.decide(&c, &known, owner, worst, rnd)
 }
 
-// key returns what the rendezvous owners are found by: the first block that is not common to much of the fleet, else
+// key returns what the rendezvous owners are found by: the first block that is not common in the fleet, else
 // the session.
-func (a *auto) key(s *Snapshot, r *Request, members int) (uint64, bool) {
+func (a *auto) key(r *Request, known *cachedBlocks) (uint64, bool) {
 	switch {
 	case !a.digests:
 		return 0, false
 	case len(r.Prefix) > 0:
-		return r.Prefix[s.table.index.uncommon(r.Prefix, members)], true
+		return known.key(r.Prefix), true
 	case r.Session != 0:
 		return r.Session, true
 	}
 	return 0, false
 }
 
-// few fills the list for a large fleet: ourselves, the best holders of the prefix, else its owners, and random ones.
+// few fills the list for a large fleet: ourselves, the holders of most of the prefix (up to eight), its owners, and
+// random ones.
 // It returns the first owner's index.
 func (a *auto) few(c *candidates, known *cachedBlocks, worst level, rnd *rand.Rand) (owner int) {
 	owner = -1
 	c.add(c.g.self, worst)
-	for i, n := 0, 0; i < known.best.n() && n < holders; i++ {
-		if p := c.s.table.index.peer(known.best.slots[i]); p != nil && c.add(c.g.indexOf(p), worst) {
-			n++
+	for _, slot := range known.best.slots[:known.best.n()] {
+		if p := c.s.table.index.peer(slot); p != nil {
+			c.add(c.g.indexOf(p), worst)
 		}
 	}
-	if key, ok := a.key(c.s, c.r, len(c.g.entries)); ok {
+	if key, ok := a.key(c.r, known); ok {
 		var second int
 		owner, second = c.g.ownersOf(key)
 		c.add(owner, worst)
-		if known.depth == 0 {
-			c.add(second, worst)
-		}
+		c.add(second, worst)
 	}
 	d := randoms
 	if c.s.lone() {

@@ -171,9 +171,17 @@ func TestPrefixIndex(t *testing.T) {
 	got := k.blocks(tbl.Peer(4).slot)
 	assert.LessOrEqual(t, got, 24)
 	assert.GreaterOrEqual(t, got, 20, "a lower bound by the depths looked at")
-	assert.Equal(t, 2, tbl.index.uncommon(prefix, 30), "the first block that is not everywhere")
-	assert.Equal(t, 0, tbl.index.uncommon(chain(2, 3), 30))
-	assert.Equal(t, 1, tbl.index.uncommon(prefix[:2], 30), "all are common: the last")
+	assert.Equal(t, 2, k.everywhere)
+	assert.Equal(t, 2, k.blocks(tbl.Peer(29).slot), "what is common is taken to be everywhere")
+	assert.Equal(t, prefix[2], k.key(prefix), "the owners' key: the first block that is not everywhere")
+	k = cachedBlocks{}
+	tbl.index.find(prefix[:2], &k)
+	assert.Equal(t, prefix[1], k.key(prefix[:2]), "all are common: the last")
+	k = cachedBlocks{}
+	other := chain(2, 3)
+	tbl.index.find(other, &k)
+	assert.Zero(t, k.everywhere)
+	assert.Equal(t, other[0], k.key(other))
 
 	// in the order of a pick: the holder is a candidate, and wins with its cached prefix
 	r := ready(1, 2)

@@ -13,7 +13,7 @@ type group struct {
 type entry struct {
 	peer    *Peer
 	boot    uint64 // the peer's, here so that a search touches no peer
-	context int // tokens; 0 = unknown
+	context int    // tokens; 0 = unknown
 	serves  Service
 }
 
