@@ -52,7 +52,6 @@ type wireConn struct {
 	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
 	r, w int
 	resp h1.Response
-	body wireBody
 	out  []byte // the request's head
 	vec  net.Buffers
 }
@@ -167,11 +166,13 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		a.Tunnel = &wireTunnel{Conn: c.nc, c: c}
 		return a, nil
 	}
-	c.body = wireBody{c: c, stop: stop, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
-	c.body.done = c.resp.Framing == h1.Framing{}
-	a.Body, a.Trailer = &c.body, c.body.trailer
-	if c.body.done {
-		c.body.end()
+	// The body is a value of its own, not a part of the connection: at its end the connection goes back and may serve
+	// another exchange at once, while this one still asks for the end, the trailer and Close.
+	b := &wireBody{c: c, stop: stop, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
+	b.done = c.resp.Framing == h1.Framing{}
+	a.Body, a.Trailer = b, b.trailer
+	if b.done {
+		b.end()
 	}
 	return a, nil
 }
@@ -403,7 +404,7 @@ func (c *wireConn) dropBuf() {
 	c.buf, c.r, c.w = nil, 0, 0
 }
 
-// wireBody reads an answer's payload. It lies in its connection.
+// wireBody reads an answer's payload. It owns its connection until end.
 type wireBody struct {
 	c      *wireConn
 	stop   func() bool
