@@ -17,6 +17,7 @@ import (
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
 	"github.com/grapevine-lb/grapevine/gossip"
+	"github.com/grapevine-lb/grapevine/gpu"
 	"github.com/grapevine-lb/grapevine/proxy"
 	"github.com/grapevine-lb/grapevine/proxy/peertls"
 	"github.com/grapevine-lb/grapevine/routing"
@@ -44,6 +45,8 @@ type Agent struct {
 	engine *engine.Reader
 	client *http.Client // to the own engine's pages
 
+	openGPU func(gpu.Config) (gpuReader, error)
+
 	own   own
 	peers peerBook
 	drain drain
@@ -54,7 +57,6 @@ type Agent struct {
 	tls       *peertls.Identity // nil = plain
 	proxy     *proxy.Proxy
 	node      *gossip.Node
-	link      *peerClient
 
 	publishing sync.Mutex   // one record at a time, so that the newest wins
 	beat       atomic.Int64 // last turn of the report loop, ns since 1970
@@ -90,6 +92,7 @@ func New(cfg Config, opts Options) (*Agent, error) {
 	a.member = routing.Member{Boot: a.boot, Node: a.cfg.NodeName + "." + bootText(a.boot)[:8], Zone: cfg.Zone, Self: true}
 	a.log = opts.Logger.With(KeyNode, a.member.Node)
 	a.table = routing.NewTable(a.member)
+	a.openGPU = openGPU
 	a.own.changed = make(chan struct{}, 1)
 	a.drain.begun = make(chan struct{})
 	a.drain.ended = make(chan struct{})

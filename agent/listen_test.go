@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/proxy"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -107,7 +108,7 @@ func TestPeerListenerNeedsProof(t *testing.T) {
 	r.untilReady()
 	peer := r.Addresses().Peer
 	c := &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	for _, url := range []string{"http://" + peer + "/v1/models", "https://" + peer + "/v1/models", "https://" + peer + pathRecord} {
+	for _, url := range []string{"http://" + peer + "/v1/models", "https://" + peer + "/v1/models", "https://" + peer + proxy.LinkPath} {
 		res, err := c.Get(url)
 		if err == nil {
 			b, _ := io.ReadAll(res.Body)

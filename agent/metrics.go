@@ -26,6 +26,15 @@ const (
 	MetricEngineRestarts    = "grapevine_engine_restarts_total"
 	MetricGPUMemoryUsed     = "grapevine_gpu_memory_used_bytes"
 	MetricGPUMemoryTotal    = "grapevine_gpu_memory_total_bytes"
+	MetricEngineOutside     = "grapevine_engine_outside_requests"
+	MetricEngineAsleep      = "grapevine_engine_asleep"
+	MetricEngineReadingAge  = "grapevine_engine_reading_age_seconds"
+	MetricGPUTrouble        = "grapevine_gpu_trouble"
+	MetricGPUUtilization    = "grapevine_gpu_utilization_ratio"
+	MetricGPUThrottled      = "grapevine_gpu_throttled"
+	MetricGPUECC            = "grapevine_gpu_ecc_errors_total"
+	MetricGPUProcesses      = "grapevine_gpu_processes"
+	MetricGPUOthers         = "grapevine_gpu_other_processes"
 	MetricInflight          = "grapevine_inflight_requests"
 	MetricPendingTokens     = "grapevine_pending_prompt_tokens"
 	MetricHeld              = "grapevine_held_requests"
@@ -41,6 +50,9 @@ const (
 	MetricRetryBudget       = "grapevine_retry_budget_tokens"
 	MetricRetryExhausted    = "grapevine_retry_budget_exhausted_total"
 	MetricBodyBytes         = "grapevine_kept_body_bytes"
+	MetricAsks              = "grapevine_asks_total"
+	MetricAskedRequests     = "grapevine_asked_requests_total"
+	MetricAsking            = "grapevine_asking_seconds"
 	MetricTTFT              = "grapevine_first_content_seconds"
 	MetricDuration          = "grapevine_request_duration_seconds"
 	MetricPeers             = "grapevine_peers"
@@ -83,6 +95,15 @@ var Metrics = []Metric{
 	{MetricEngineRestarts, counter, nil, "Restarts of the engine that this agent noticed."},
 	{MetricGPUMemoryUsed, gauge, nil, "Memory in use on the engine's cards, in bytes."},
 	{MetricGPUMemoryTotal, gauge, nil, "Memory of the engine's cards, in bytes."},
+	{MetricEngineOutside, gauge, nil, "Requests at the engine that did not come through this agent, at the last reading."},
+	{MetricEngineAsleep, gauge, nil, "1 if the engine says that it sleeps, else 0."},
+	{MetricEngineReadingAge, gauge, nil, "Age of the newest numbers that the engine told, in seconds."},
+	{MetricGPUTrouble, gauge, nil, "1 if a card of the engine is in trouble (lost, XID, uncorrected memory errors), so that others get its requests, else 0."},
+	{MetricGPUUtilization, gauge, []string{"gpu"}, "Share of the last second in which the card worked, 0 to 1; gpu is NVML's index."},
+	{MetricGPUThrottled, gauge, []string{"gpu", "reason"}, "1 for each reason why the card runs slower than it could."},
+	{MetricGPUECC, counter, []string{"gpu"}, "Uncorrected memory errors of the card since its driver was loaded."},
+	{MetricGPUProcesses, gauge, []string{"gpu"}, "Processes that compute on the card."},
+	{MetricGPUOthers, gauge, []string{"gpu"}, "Processes on the card that are not the engine's, where that can be told."},
 	{MetricInflight, gauge, nil, "Requests that this agent passed to its engine and that have not ended."},
 	{MetricPendingTokens, gauge, nil, "Prompt tokens at the engine whose request has no first token yet, by this agent's count."},
 	{MetricHeld, gauge, nil, "Requests that wait at this agent."},
@@ -98,6 +119,9 @@ var Metrics = []Metric{
 	{MetricRetryBudget, gauge, nil, "Repeats after answers that the budget allows now."},
 	{MetricRetryExhausted, counter, nil, "Repeats that the budget did not allow."},
 	{MetricBodyBytes, gauge, nil, "Memory of request bodies kept for sending them again, in bytes."},
+	{MetricAsks, counter, []string{"outcome"}, "Questions for an exact score to other replicas, by outcome (answered, refused, missed), and answered for others (given)."},
+	{MetricAskedRequests, counter, []string{"outcome"}, "Requests for which replicas were asked, by what came of it: kept (gossip's choice stood) or changed."},
+	{MetricAsking, histogram, nil, "Time that asking held a request, in seconds."},
 	{MetricTTFT, histogram, nil, "Time from the arrival of a request at its entry agent to the first content of its answer, in seconds."},
 	{MetricDuration, histogram, nil, "Time from the arrival of a request at its entry agent to the end of its answer, in seconds."},
 	{MetricPeers, gauge, []string{"state"}, "Replicas that this agent knows, itself included, by state."},

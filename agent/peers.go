@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,18 +19,14 @@ import (
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// Paths on the peer listener that agents ask each other; all others are requests.
-const (
-	pathPrefix = "/grapevine/"
-	pathModels = pathPrefix + "v1/models"
-	pathRecord = pathPrefix + "v1/record"
-)
+// pathPrefix begins the paths on the peer listener that are no requests.
+const pathPrefix = "/grapevine/"
 
 const (
 	lookEvery   = 250 * time.Millisecond // for changed model lists
 	pullTimeout = 2 * time.Second
 	pullRetry   = time.Second
-	maxModels   = 4 << 20 // bytes of a model list
+	maxModels   = 1 << 19 // bytes of a model list
 	askEvery    = time.Second
 	askTimeout  = time.Second
 	maxAsks     = 8 // pulls or asks at once
@@ -46,12 +40,18 @@ type sharedModel struct {
 	Raw           json.RawMessage `json:"raw,omitempty"` // the engine's own object
 }
 
-func modelList(models []engine.Model) []sharedModel {
+// sharedModels is what an agent tells of its engine: its models, and the kinds of path that it answers.
+type sharedModels struct {
+	Serves []string      `json:"serves,omitempty"` // none = not known
+	Models []sharedModel `json:"models"`
+}
+
+func modelList(models []engine.Model, serves routing.Service) sharedModels {
 	out := make([]sharedModel, 0, len(models))
 	for _, m := range models {
 		out = append(out, sharedModel{m.ID, m.ContextLength, m.Aliases, m.Raw})
 	}
-	return out
+	return sharedModels{servesNames(serves), out}
 }
 
 // peerBook is what was pulled from other agents, by boot id.
@@ -92,7 +92,7 @@ func (a *Agent) modelEntries() []proxy.ModelEntry {
 	var out []proxy.ModelEntry
 	a.own.mu.Lock()
 	for _, m := range a.own.models {
-		out = append(out, proxy.ModelEntry{ID: m.ID, Raw: m.Raw})
+		out = appendEntries(out, m.ID, m.Aliases, m.Raw)
 	}
 	a.own.mu.Unlock()
 	a.peers.mu.Lock()
@@ -100,9 +100,18 @@ func (a *Agent) modelEntries() []proxy.ModelEntry {
 	for _, p := range a.table.Snapshot().Peers() {
 		if e := a.peers.pulled[p.Boot()]; e != nil && !p.Self() {
 			for _, m := range e.models {
-				out = append(out, proxy.ModelEntry{ID: m.ID, Raw: m.Raw})
+				out = appendEntries(out, m.ID, m.Aliases, m.Raw)
 			}
 		}
+	}
+	return out
+}
+
+// appendEntries adds a model under its name and under each of its others: clients look for theirs in the list.
+func appendEntries(out []proxy.ModelEntry, id string, aliases []string, raw json.RawMessage) []proxy.ModelEntry {
+	out = append(out, proxy.ModelEntry{ID: id, Raw: raw})
+	for _, alias := range aliases {
+		out = append(out, proxy.ModelEntry{ID: alias, Raw: renamed(raw, alias)})
 	}
 	return out
 }
@@ -164,11 +173,12 @@ func (b *peerBook) begin(boot uint64, digest uint32, now time.Time) bool {
 }
 
 func (a *Agent) pull(ctx context.Context, p *routing.Peer, digest uint32) {
-	body, err := a.link.get(ctx, p.Boot(), pathModels, pullTimeout, maxModels)
-	var models []sharedModel
+	body, err := a.proxy.Ask(ctx, p.Boot(), pullTimeout, proxy.AskModels, nil)
+	var told sharedModels
 	if err == nil {
-		err = json.Unmarshal(body, &models)
+		err = json.Unmarshal(body, &told)
 	}
+	models := told.Models
 	a.peers.mu.Lock()
 	e := a.peers.entry(p.Boot())
 	e.pulling = false
@@ -184,7 +194,7 @@ func (a *Agent) pull(ctx context.Context, p *routing.Peer, digest uint32) {
 	for _, m := range models {
 		list = append(list, routing.Model{ID: m.ID, ContextLength: m.ContextLength, Aliases: m.Aliases})
 	}
-	a.table.SetModels(p.Boot(), list, 0, time.Now())
+	a.table.SetModels(p.Boot(), list, servesFrom(told.Serves), time.Now())
 }
 
 // askSilent asks members that are alive by the member list, but whose records do not come, over the peer link: once a
@@ -245,7 +255,7 @@ func (a *Agent) speaks(boot uint64) {
 
 // ask fetches one member's record.
 func (a *Agent) ask(ctx context.Context, m gossip.MemberInfo) {
-	b, err := a.link.get(ctx, m.Boot, pathRecord, askTimeout, 4096)
+	b, err := a.proxy.Ask(ctx, m.Boot, askTimeout, proxy.AskRecord, nil)
 	if ctx.Err() != nil {
 		return
 	}
@@ -285,76 +295,6 @@ func noCommonKey(err error) bool {
 	return errors.Is(err, peertls.ErrNoCommonKey) || alert || strings.Contains(err.Error(), "remote error: tls:")
 }
 
-// peerClient asks other agents over the peer link. A host name in its URLs is a boot id; the address comes from the
-// member list and nowhere else.
-type peerClient struct {
-	http   *http.Client
-	scheme string
-}
-
-func newPeerClient(table *routing.Table, id *peertls.Identity) *peerClient {
-	dial := func(ctx context.Context, host string) (nc net.Conn, boot uint64, err error) {
-		name, _, err := net.SplitHostPort(host)
-		if err != nil {
-			return nil, 0, err
-		}
-		if boot, err = strconv.ParseUint(name, 16, 64); err != nil {
-			return nil, 0, err
-		}
-		p := table.Peer(boot)
-		if p == nil {
-			return nil, 0, fmt.Errorf("no member has the boot id %s", name)
-		}
-		d := net.Dialer{Timeout: 500 * time.Millisecond}
-		nc, err = d.DialContext(ctx, "tcp", p.Member().Addr)
-		return nc, boot, err
-	}
-	t := &http.Transport{
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			nc, _, err := dial(ctx, addr)
-			return nc, err
-		},
-		DialTLSContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			nc, boot, err := dial(ctx, addr)
-			if err != nil {
-				return nil, err
-			}
-			return id.Client(ctx, nc, boot, "http/1.1")
-		},
-		MaxIdleConnsPerHost: 1, IdleConnTimeout: 30 * time.Second, DisableCompression: true,
-	}
-	c := &peerClient{http: &http.Client{Transport: t}, scheme: "http"}
-	if id != nil {
-		c.scheme = "https"
-	}
-	return c
-}
-
-// get fetches a path from the member with that boot id, at most limit bytes.
-func (c *peerClient) get(ctx context.Context, boot uint64, path string, timeout time.Duration, limit int64) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("%s://%016x:1%s", c.scheme, boot, path), nil)
-	if err != nil {
-		return nil, err
-	}
-	res, err := c.http.Do(req)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	b, err := io.ReadAll(io.LimitReader(res.Body, limit+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case res.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("%s: %s", path, res.Status)
-	case int64(len(b)) > limit:
-		return nil, fmt.Errorf("%s: more than %d bytes", path, limit)
-	}
-	return b, nil
-}
-
 func dialUnix(path string) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -362,24 +302,32 @@ func dialUnix(path string) func(context.Context, string, string) (net.Conn, erro
 	}
 }
 
-// peerHandler serves the peer listener: what agents ask each other, and behind it the requests that they forward. It is
-// no ServeMux, which would answer an unclean path by itself.
+// peerHandler serves the peer listener: the questions that agents ask each other, and behind them the requests that they
+// forward. It is no ServeMux, which would answer an unclean path by itself.
 func (a *Agent) peerHandler(requests http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch {
-		case r.URL.Path == pathModels && r.Method == http.MethodGet:
-			a.own.mu.Lock()
-			list := modelList(a.own.models)
-			a.own.mu.Unlock()
-			w.Header().Set("Content-Type", "application/json")
-			_ = json.NewEncoder(w).Encode(list) // the asker hung up
-		case r.URL.Path == pathRecord && r.Method == http.MethodGet:
-			w.Header().Set("Content-Type", "application/octet-stream")
-			_, _ = w.Write(a.record()) // the asker hung up
-		default:
-			requests.ServeHTTP(w, r)
+		if r.URL.Path == proxy.LinkPath {
+			a.proxy.ServeLink(w, r)
+			return
 		}
+		requests.ServeHTTP(w, r)
 	})
+}
+
+// answer answers the questions of other agents that the proxy cannot.
+func (a *Agent) answer(kind byte, _, reply []byte) ([]byte, bool) {
+	if kind != proxy.AskModels {
+		return reply, false
+	}
+	a.own.mu.Lock()
+	list := modelList(a.own.models, a.own.serves)
+	a.own.mu.Unlock()
+	b, err := json.Marshal(list)
+	if err != nil || len(b) > maxModels {
+		a.log.Warn("the model list cannot be told to other agents", KeyErr, err, "bytes", len(b))
+		return reply, false
+	}
+	return append(reply, b...), true
 }
 
 // record is the newest own record in its wire form, stamped anew.

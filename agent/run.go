@@ -105,7 +105,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	s.shutdown(a.lastMoment())
 	stop(nil)
 	wg.Wait()
-	a.link.http.CloseIdleConnections()
 	a.client.CloseIdleConnections()
 	a.log.Info(MsgStopped)
 	return broken
@@ -200,7 +199,6 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		return fail(err)
 	}
 	a.table.SetLive(a.live)
-	a.link = newPeerClient(a.table, a.tls)
 	a.listen = ListenStatus{Client: client.ln.Addr().String(), Peer: peer.ln.Addr().String(), Status: status.ln.Addr().String(), Gossip: a.node.Addr()}
 
 	errorLog := slog.NewLogLogger(a.log.Handler(), slog.LevelDebug)
@@ -314,7 +312,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Models: a.modelEntries, Logger: a.log, Seed: a.opts.Seed,
+		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Models: a.modelEntries, Logger: a.log, Seed: a.opts.Seed,
 	}
 }
 

@@ -63,6 +63,9 @@ func (a *Agent) engineStatus(now time.Time) EngineStatus {
 	if o.readError != nil {
 		s.Error = o.readError.Error()
 	}
+	s.Evidence, s.Serves, s.Asleep, s.Outside, s.Restarts = a.engine.Evidence(), servesNames(o.serves), o.reading.Asleep.V, o.foreign, o.restarts
+	s.Readings = readingsStatus(&o.reading, s.Error, now)
+	s.Learned = []ModelLearned{}
 	return s
 }
 
@@ -210,6 +213,12 @@ func (a *Agent) collect(g *gathering) {
 	g.add(MetricEngineReadings, float64(reads-readErrors), "ok")
 	g.add(MetricEngineReadings, float64(readErrors), "error")
 	g.add(MetricEngineRestarts, float64(restarts))
+	g.add(MetricEngineOutside, float64(s.Engine.Outside))
+	g.add(MetricEngineAsleep, bit(s.Engine.Asleep))
+	if s.Engine.AgeMS.OK {
+		g.add(MetricEngineReadingAge, float64(s.Engine.AgeMS.V)/1000)
+	}
+	collectGPU(g, &s.GPU)
 	if s.GPU.MemoryTotal.OK {
 		g.add(MetricGPUMemoryUsed, float64(s.GPU.MemoryUsed.V))
 		g.add(MetricGPUMemoryTotal, float64(s.GPU.MemoryTotal.V))
@@ -243,9 +252,9 @@ func (a *Agent) collect(g *gathering) {
 // maxPeerSeries bounds the series with a peer's name.
 const maxPeerSeries = 128
 
-func addInt(g *gathering, name string, x routing.Opt[int]) {
+func addInt(g *gathering, name string, x routing.Opt[int], labels ...string) {
 	if x.OK {
-		g.add(name, float64(x.V))
+		g.add(name, float64(x.V), labels...)
 	}
 }
 
@@ -271,10 +280,16 @@ func (a *Agent) collectProxy(g *gathering) {
 	g.add(MetricRetryBudget, m.RetryBudget)
 	g.add(MetricRetryExhausted, float64(m.RetryBudgetExhausted))
 	g.add(MetricBodyBytes, float64(m.BodyBytes))
+	g.add(MetricAsks, float64(m.Ask.Answered-m.Ask.Refused), "answered")
+	g.add(MetricAsks, float64(m.Ask.Refused), "refused")
+	g.add(MetricAsks, float64(m.Ask.Missed), "missed")
+	g.add(MetricAsks, float64(m.Ask.Given), "given")
+	g.add(MetricAskedRequests, float64(m.Ask.Requests-m.Ask.Changed), "kept")
+	g.add(MetricAskedRequests, float64(m.Ask.Changed), "changed")
 	for _, h := range []struct {
 		name string
 		h    proxy.Histogram
-	}{{MetricTTFT, m.TTFT}, {MetricDuration, m.Duration}} {
+	}{{MetricTTFT, m.TTFT}, {MetricDuration, m.Duration}, {MetricAsking, m.Ask.Took}} {
 		_, d := g.family(h.name, nil)
 		d.Histogram = protoHistogram(h.h)
 	}

@@ -58,6 +58,7 @@ type exchange struct {
 	idempotent bool
 	deaths     int     // replicas that died with this request in their prefill
 	saved      *answer // newest refusal, to be passed on if nobody does better
+	askNote    askNote // of the newest pick
 
 	// What the client has got.
 	headOut bool
@@ -317,6 +318,10 @@ func (x *exchange) pick() routing.Decision {
 		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly}
 	}
 	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
+	x.askNote = askNote{}
+	if d.Asks > 0 {
+		d = x.ask(d)
+	}
 	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
 		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
 	}

@@ -193,9 +193,9 @@ func newFleet(t *testing.T, order []uint64, tune func(i int, c *Config), engines
 		p, err := New(cfg)
 		require.NoError(t, err)
 		f.agents = append(f.agents, p)
-		client, peer := server(NewServer(p.ClientHandler(), nil, nil)), server(NewServer(p.PeerHandler(), nil, nil))
+		client, peer := server(NewServer(p.ClientHandler(), nil, nil)), server(NewServer(withLink(p), nil, nil))
 		if !*std {
-			client, peer = p.ClientServer(client.(*http.Server)), p.PeerServer(peer.(*http.Server), "")
+			client, peer = p.ClientServer(client.(*http.Server)), p.PeerServer(peer.(*http.Server), LinkPath)
 		}
 		f.serve(client, f.net.listen(clientAddr(i)))
 		f.serve(peer, f.net.listen(peerAddr(i)))
@@ -204,6 +204,18 @@ func newFleet(t *testing.T, order []uint64, tune func(i int, c *Config), engines
 	f.hc = f.client(false)
 	t.Cleanup(f.stop)
 	return f
+}
+
+// withLink is what a peer listener serves.
+func withLink(p *Proxy) http.Handler {
+	requests := p.PeerHandler()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == LinkPath {
+			p.ServeLink(w, r)
+			return
+		}
+		requests.ServeHTTP(w, r)
+	})
 }
 
 func peerAddr(i int) string   { return fmt.Sprintf("peer%d:80", i+1) }
@@ -227,6 +239,7 @@ func (f *fleet) stop() {
 	for _, p := range f.agents {
 		p.engine.close()
 		p.links.closeAll()
+		p.questions.close()
 	}
 	for _, s := range f.servers {
 		_ = s.Close()

@@ -66,7 +66,8 @@ func (x *exchange) begin(d routing.Decision) *attempt {
 	a.tokens = max(1, a.tokens) // as the table counts it
 	d.Peer.Sent(a.tokens, now)
 	_, at := d.Peer.Report()
-	pa := PickAttempt{Node: m.Node, Boot: m.Boot, Reason: d.Reason, ScoreMS: d.Score * 1000, AgeMS: -1}
+	pa := PickAttempt{Node: m.Node, Boot: m.Boot, Reason: d.Reason, ScoreMS: d.Score * 1000, AgeMS: -1,
+		Asked: x.askNote.asked, Answered: x.askNote.answered, AskMS: ms(x.askNote.took)}
 	if d.RunnerUp != nil {
 		pa.RunnerUp, pa.RunnerUpMS = d.RunnerUp.Member().Node, d.RunnerUpScore*1000
 	}

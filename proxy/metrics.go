@@ -105,6 +105,8 @@ type metrics struct {
 	outputTokens   atomic.Uint64 // from usage, or counted events
 	cachedTokens   atomic.Uint64 // from usage
 
+	ask askMetrics
+
 	ttft     histogram // entry: from the request's arrival to the first content
 	duration histogram // entry: from arrival to the end
 }
@@ -126,10 +128,23 @@ type Metrics struct {
 	BodyBytes                       int64 // memory of kept bodies
 	Inflight                        int   // requests under way here, both roles
 	TTFT, Duration                  Histogram
+	Ask                             AskCounts
+}
+
+// AskCounts counts questions for exact scores: a request asks several replicas at once.
+type AskCounts struct {
+	Requests uint64 // requests for which somebody was asked
+	Answered uint64 // answers in time
+	Refused  uint64 // of those, the ones that refuse
+	Missed   uint64 // no answer in time
+	Changed  uint64 // requests that the answers sent elsewhere than gossip would have
+	Given    uint64 // answers that this agent gave
+	Took     Histogram
 }
 
 func newMetrics() *metrics {
 	return &metrics{
+		ask:   askMetrics{took: newHistogram(askBounds)},
 		entry: newCounters(outcomeNames), target: newCounters(outcomeNames), retries: newCounters(retryReasons),
 		refusals: newCounters(refusalReasons()), ttft: newHistogram(ttftBounds), duration: newHistogram(durationBounds),
 	}
@@ -158,5 +173,7 @@ func (p *Proxy) Metrics() Metrics {
 		CachedTokens: m.cachedTokens.Load(), RetryBudget: tokens, RetryBudgetExhausted: refused,
 		BodyBytes: p.bodies.used.Load(), Inflight: int(p.inflight.Load()),
 		TTFT: m.ttft.snapshot(), Duration: m.duration.snapshot(),
+		Ask: AskCounts{Requests: m.ask.requests.Load(), Answered: m.ask.answered.Load(), Refused: m.ask.refused.Load(),
+			Missed: m.ask.missed.Load(), Changed: m.ask.changed.Load(), Given: m.ask.given.Load(), Took: m.ask.took.snapshot()},
 	}
 }

@@ -21,6 +21,9 @@ type PickAttempt struct {
 	RunnerUp   string         `json:"runner_up,omitempty"`
 	RunnerUpMS float64        `json:"runner_up_ms,omitempty"`
 	AgeMS      float64        `json:"report_age_ms"` // -1: no report yet
+	Asked      int            `json:"asked"`         // other replicas asked for their exact score
+	Answered   int            `json:"answered"`      // answers in time, our own among them
+	AskMS      float64        `json:"ask_ms"`
 	Result     string         `json:"result"`
 }
 

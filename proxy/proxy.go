@@ -68,6 +68,9 @@ type Config struct {
 	// Models lists the models of all live replicas, one entry for each replica and model.
 	Models func() []ModelEntry
 
+	// Answer answers further kinds of questions of other agents from memory, by appending to reply; ok false = none.
+	Answer func(kind byte, payload, reply []byte) (answer []byte, ok bool)
+
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -89,6 +92,8 @@ type Proxy struct {
 
 	engine    upstream
 	links     peerLinks
+	questions questions
+	askers    askers
 	account   account
 	suspicion suspicion
 	budget    *retryBudget
@@ -133,6 +138,7 @@ func New(cfg Config) (*Proxy, error) {
 		metrics: newMetrics(),
 	}
 	p.hop = formatBoot(p.self)
+	p.questions.p = p
 	if p.engine, err = newEngineUpstream(&p.cfg); err != nil {
 		return nil, err
 	}
@@ -155,11 +161,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			p.questions.close()
 			p.links.closeAll()
 			p.engine.close()
 			return nil
 		case <-tick.C:
 			p.links.sweep(p.cfg.Table.Snapshot())
+			p.questions.sweep(p.cfg.Table.Snapshot())
 			p.engine.sweep(time.Now())
 		}
 	}
