@@ -92,5 +92,8 @@ type Config struct {
 	// from the goroutine that receives packets and must return within microseconds.
 	OnReport func(routing.Report)
 
+	// OnDelta gets the prefix digest deltas of known members as they arrive, under the rules of OnReport.
+	OnDelta func(routing.Delta)
+
 	tune func(*serf.Config) // tests change Serf's configuration with it
 }

@@ -21,11 +21,14 @@ func (d *delegate) NotifyMsg(b []byte) {
 	}
 	now := time.Now()
 	d.n.receive(b[1:], b[0] == relayedType, now)
-	d.n.effort.add(receiveCost + time.Since(now))
+	d.n.effort.received(time.Since(now))
 }
 
 // receive takes one record, and passes on what came by gossip and is news.
 func (n *Node) receive(b []byte, byGossip bool, now time.Time) {
+	if n.receiveDelta(b) {
+		return
+	}
 	r, err := DecodeReport(b)
 	if err != nil {
 		n.stats.refuse(err)

@@ -156,6 +156,14 @@ func (h *heard) part(boot uint64) {
 	}
 }
 
+// isMember reports whether a boot id is an alive member.
+func (h *heard) isMember(boot uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	v := h.voices[boot]
+	return v != nil && v.member
+}
+
 // saidGoodbye reports whether the last record of a boot id was its goodbye.
 func (h *heard) saidGoodbye(boot uint64) bool {
 	h.mu.Lock()

@@ -30,6 +30,7 @@ type agent struct {
 	reports map[uint64]routing.Report
 	heardAt map[uint64]time.Time
 	count   map[uint64]int
+	delta   routing.Delta
 	block   chan struct{} // OnMember waits for it
 	offBy   time.Duration // largest gap between two records of one boot
 }
@@ -96,6 +97,11 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 		}
 		a.reports[r.Boot], a.heardAt[r.Boot] = r, now
 		a.count[r.Boot]++
+	}
+	cfg.OnDelta = func(d routing.Delta) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.delta = d
 	}
 	n, err := gossip.New(cfg)
 	require.NoError(t, err)
@@ -188,6 +194,15 @@ func TestLoopback(t *testing.T) {
 	<-a.PublishNow(r, 3)
 	assert.Less(t, time.Since(began), time.Second)
 	require.Eventually(t, func() bool { return b.report(a.boot).Flags == routing.FlagDraining }, time.Second, time.Millisecond)
+
+	delta := routing.Delta{Boot: a.boot, Seq: 7, Added: []uint32{1, 2}, Dropped: []uint32{3}}
+	a.SendDelta(&delta)
+	require.Eventually(t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.delta.Seq == 7
+	}, time.Second, time.Millisecond)
+	assert.Equal(t, delta, b.delta)
 
 	a.Describe("sglang", routing.Some[uint32](5))
 	require.Eventually(t, func() bool {

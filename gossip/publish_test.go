@@ -58,6 +58,21 @@ func TestBackgroundRate(t *testing.T) {
 	}
 }
 
+// One operation in ten waits 10 ms for a core: the effort is that of the others.
+func TestEffort(t *testing.T) {
+	var e effort
+	for i := range 10_000 {
+		d := 10 * time.Microsecond
+		if i%10 == 0 {
+			d = 10 * time.Millisecond
+		}
+		e.sent(1, d)
+		e.received(0)
+	}
+	assert.InDelta(t, 0.16, time.Duration(e.spent.Load()).Seconds(), 0.05)
+	e.sent(0, time.Second)
+}
+
 func TestNextPackets(t *testing.T) {
 	assert.Equal(t, 200, nextPackets(400, 0.03))
 	assert.Equal(t, 100, nextPackets(100, 0.5))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -168,16 +169,14 @@ func (n *Node) publish(ctx context.Context) {
 func (n *Node) sendAll(r *routing.Report) {
 	n.stats.records.Add(1)
 	msg := EncodeReport([]byte{messageType}, r)
-	began := time.Now()
-	for i, t := range *n.book.direct.Load() {
-		n.sendTo(t, msg)
-		if i%32 == 31 {
-			n.effort.add(time.Since(began))
-			runtime.Gosched() // a long fan-out should not hold up a request
-			began = time.Now()
+	for ts := range slices.Chunk(*n.book.direct.Load(), 32) {
+		began := time.Now()
+		for _, t := range ts {
+			n.sendTo(t, msg)
 		}
+		n.effort.sent(len(ts), time.Since(began))
+		runtime.Gosched() // a long fan-out should not hold up a request
 	}
-	n.effort.add(time.Since(began))
 }
 
 func (n *Node) sendTo(t target, msg []byte) {

@@ -10,6 +10,7 @@ type counters struct {
 	records, sent, failed          atomic.Uint64 // records made, packets with records sent, sendings refused by the socket
 	received, old, parked, flooded atomic.Uint64
 	short, version, kind, boot     atomic.Uint64
+	deltas                         atomic.Uint64 // prefix digest deltas received
 	joins, joinErrors              atomic.Uint64
 	relayedOwn, relayed            atomic.Uint64 // records put into the background queue: ours, others'
 }
@@ -40,8 +41,9 @@ type Stats struct {
 	SendErrors   uint64 `json:"send_errors"`
 	RecordsHeard uint64 `json:"records_received"` // well-formed ones
 
-	RelayedOwn uint64 `json:"relayed_own"` // records of ours put into the background queue
-	Relayed    uint64 `json:"relayed"`     // records of others passed on by it
+	RelayedOwn uint64 `json:"relayed_own"`     // records of ours put into the background queue
+	Relayed    uint64 `json:"relayed"`         // records of others passed on by it
+	Deltas     uint64 `json:"deltas_received"` // of prefix digests
 	Queued     int    `json:"relay_queue"`
 	Direct     int    `json:"direct"` // peers that get our records directly
 
@@ -82,6 +84,7 @@ func (n *Node) Stats() Stats {
 		},
 		RelayedOwn:    c.relayedOwn.Load(),
 		Relayed:       c.relayed.Load(),
+		Deltas:        c.deltas.Load(),
 		Queued:        n.back.queue.NumQueued(),
 		Direct:        len(*n.book.direct.Load()),
 		Parked:        n.heard.numParked(),
