@@ -116,7 +116,7 @@ func (d *wireDown) writev(p []byte) error {
 		vec = append(vec, crlf)
 	}
 	d.deadline()
-	_, d.err = vec.WriteTo(d.c.nc)
+	_, d.err = vec.WriteTo(plainConn(d.c.nc))
 	d.vec = [3][]byte{}
 	d.out = d.out[:0]
 	return d.err

@@ -70,7 +70,7 @@ func (s *Server) Serve(l net.Listener) error {
 			continue
 		}
 		pause = 0
-		c := &wireServerConn{s: s, nc: nc}
+		c := &wireServerConn{s: s, nc: fastConn(nc)}
 		if !s.track(c) {
 			_ = nc.Close()
 			return http.ErrServerClosed
@@ -136,6 +136,7 @@ func (s *Server) stop(all bool) {
 
 // handOff gives a connection to net/http, with what was read of it.
 func (s *Server) handOff(nc net.Conn, early []byte) {
+	nc = plainConn(nc)
 	if len(early) > 0 {
 		nc = &earlyConn{Conn: nc, early: append([]byte(nil), early...)}
 	}

@@ -91,7 +91,7 @@ func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &wireConn{nc: nc, up: u}, nil
+	return &wireConn{nc: fastConn(nc), up: u}, nil
 }
 
 // put keeps a connection whose answer ended cleanly.
@@ -198,7 +198,7 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 		}
 		c.vec = append(append(c.vec[:0], b), kept.b.blocks...)
 		vec := c.vec
-		_, err = vec.WriteTo(c.nc)
+		_, err = vec.WriteTo(plainConn(c.nc))
 		clear(c.vec)
 		return nil, err
 	}

@@ -1,0 +1,134 @@
+package proxy
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"unsafe"
+)
+
+// shortCall is up to which size a read or write does not tell the scheduler that it is in the kernel: the descriptor
+// never blocks, and so many bytes are copied in some microseconds.
+const shortCall = 64 << 10
+
+// sock is a TCP or Unix connection whose reads and writes are plain calls on its descriptor. Waiting stays with Go's
+// poller. What it saves is the scheduler's part of a system call: on a lightly loaded agent every entry wakes the
+// runtime's monitor thread, which costs more than the call (measured: 10 of 35 µs for a streamed chunk).
+//
+// One goroutine reads and one writes at a time.
+type sock struct {
+	net.Conn
+	raw syscall.RawConn
+	in  call
+	out call
+}
+
+// call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
+type call struct {
+	f   func(fd uintptr) bool
+	p   []byte
+	n   int
+	err error
+}
+
+// fastConn returns nc with cheaper calls where there are any.
+func fastConn(nc net.Conn) net.Conn {
+	switch nc.(type) {
+	case *net.TCPConn, *net.UnixConn:
+	default:
+		return nc
+	}
+	raw, err := nc.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return nc
+	}
+	s := &sock{Conn: nc, raw: raw}
+	s.in.f, s.out.f = s.read, s.write
+	return s
+}
+
+func (s *sock) read(fd uintptr) bool {
+	c := &s.in
+	for {
+		n, _, e := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(c.p))), uintptr(len(c.p)))
+		switch e {
+		case 0:
+			c.n = int(n)
+			return true
+		case syscall.EAGAIN:
+			return false
+		case syscall.EINTR:
+		default:
+			c.err = e
+			return true
+		}
+	}
+}
+
+// Read implements net.Conn.
+func (s *sock) Read(p []byte) (int, error) {
+	if len(p) == 0 || len(p) > shortCall {
+		return s.Conn.Read(p)
+	}
+	c := &s.in
+	c.p, c.n, c.err = p, 0, nil
+	err := s.raw.Read(c.f)
+	c.p = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.err != nil:
+		return 0, &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", c.err)}
+	case c.n == 0:
+		return 0, io.EOF
+	}
+	return c.n, nil
+}
+
+func (s *sock) write(fd uintptr) bool {
+	c := &s.out
+	for c.n < len(c.p) {
+		n, _, e := syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&c.p[c.n])), uintptr(len(c.p)-c.n))
+		switch e {
+		case 0:
+			c.n += int(n)
+		case syscall.EAGAIN:
+			return false
+		case syscall.EINTR:
+		default:
+			c.err = e
+			return true
+		}
+	}
+	return true
+}
+
+// Write implements net.Conn.
+func (s *sock) Write(p []byte) (int, error) {
+	if len(p) > shortCall {
+		return s.Conn.Write(p)
+	}
+	c := &s.out
+	c.p, c.n, c.err = p, 0, nil
+	err := s.raw.Write(c.f)
+	c.p = nil
+	if err == nil && c.err != nil {
+		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
+	}
+	return c.n, err
+}
+
+// SyscallConn implements syscall.Conn.
+func (s *sock) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
+
+// CloseWrite ends our side.
+func (s *sock) CloseWrite() error { return s.Conn.(interface{ CloseWrite() error }).CloseWrite() }
+
+// plainConn is the connection that net.Buffers knows how to write to at once.
+func plainConn(nc net.Conn) net.Conn {
+	if s, ok := nc.(*sock); ok {
+		return s.Conn
+	}
+	return nc
+}
