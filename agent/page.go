@@ -31,12 +31,6 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 	"size": func(x routing.Opt[uint64]) string {
 		return show(routing.Opt[float64]{V: float64(x.V) / (1 << 30), OK: x.OK}, "%.1f GiB")
 	},
-	"share": func(part, all uint64) string {
-		if all == 0 {
-			return "–"
-		}
-		return fmt.Sprintf("%.0f %%", 100*float64(part)/float64(all))
-	},
 	"uptime": func(ms int64) string { return (time.Duration(ms) * time.Millisecond).Truncate(time.Second).String() },
 }).ParseFS(pageFiles, "page/page.html"))
 
