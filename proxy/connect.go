@@ -15,7 +15,8 @@ const (
 	engineConnect = 2 * time.Second        // loopback: longer only if the engine's accept queue is full
 	peerConnect   = 250 * time.Millisecond // design section 6.6
 	peerHandshake = time.Second
-	engineIdle    = 4 * time.Second // uvicorn and llama.cpp close at 5 s (C35)
+	lateTimer     = 3 * time.Millisecond // a timer or a turn that is later than this was kept waiting for a CPU
+	engineIdle    = 4 * time.Second      // uvicorn and llama.cpp close at 5 s (C35)
 	peerIdle      = 60 * time.Second
 )
 
@@ -81,10 +82,10 @@ func dialer(cfg *Config, network, addr string) func(context.Context) (net.Conn, 
 // A limit that passes while our own goroutines wait for a CPU says nothing about the other side: then there is a
 // second try with more time. Otherwise a burst on a starved agent would take healthy peers for dead.
 func newConnector(dial func(context.Context) (net.Conn, error), config func() *tls.Config, limit time.Duration) connector {
-	try := func(ctx context.Context, proto string, limit, handshake time.Duration) (net.Conn, error) {
-		c, err := within(ctx, limit, dial)
+	try := func(ctx context.Context, proto string, limit, handshake time.Duration) (c net.Conn, late bool, err error) {
+		c, late, err = within(ctx, limit, dial)
 		if err != nil || config == nil {
-			return c, err
+			return c, late, err
 		}
 		return within(ctx, handshake, func(ctx context.Context) (net.Conn, error) {
 			tc := config().Clone()
@@ -98,19 +99,22 @@ func newConnector(dial func(context.Context) (net.Conn, error), config func() *t
 		})
 	}
 	return func(ctx context.Context, proto string) (net.Conn, error) {
-		c, err := try(ctx, proto, limit, peerHandshake)
-		if err == nil || ctx.Err() != nil || !timedOut(err) || !starved() {
+		c, late, err := try(ctx, proto, limit, peerHandshake)
+		if err == nil || ctx.Err() != nil || !timedOut(err) || !late && !starved() {
 			return c, err
 		}
-		return try(ctx, proto, 8*limit, 8*peerHandshake)
+		c, _, err = try(ctx, proto, 4*limit, 3*peerHandshake)
+		return c, err
 	}
 }
 
-// within runs f under a limit.
-func within(ctx context.Context, limit time.Duration, f func(context.Context) (net.Conn, error)) (net.Conn, error) {
+// within runs f under a limit, and reports whether the end of the limit itself came late.
+func within(ctx context.Context, limit time.Duration, f func(context.Context) (net.Conn, error)) (c net.Conn, late bool, err error) {
+	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return f(ctx)
+	c, err = f(ctx)
+	return c, err != nil && time.Since(start) > limit+lateTimer, err
 }
 
 func timedOut(err error) bool {
@@ -127,5 +131,5 @@ func starved() bool {
 	for range 3 {
 		runtime.Gosched()
 	}
-	return time.Since(start) > 5*time.Millisecond
+	return time.Since(start) > lateTimer
 }

@@ -250,7 +250,7 @@ func queryModel(target string) string {
 // requestID keeps the client's id, or makes one.
 func (x *exchange) requestID() string {
 	if id := x.in.Header.Get(headerRequestID); validRequestID(id) {
-		return id
+		return strings.Clone(id) // it outlives the request's head in the log of picks
 	}
 	var b [12]byte
 	_, _ = rand.Read(b[:])
