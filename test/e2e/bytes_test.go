@@ -24,10 +24,11 @@ var (
 	}
 	// requestHeaders may differ between what a client sent and what an engine got.
 	requestHeaders = []string{
-		"Connection",   // of one connection only
-		"Host",         // the engine's
-		"User-Agent",   // Go's client adds none of its own; see below
-		"X-Request-Id", // created where the client sends none
+		"Connection",                            // of one connection only
+		"Host",                                  // the engine's
+		"X-Request-Id",                          // created where the client sends none
+		"X-Forwarded-For",                       // the client's address
+		"X-Forwarded-Host", "X-Forwarded-Proto", // what the client called us by
 	}
 )
 
@@ -80,12 +81,17 @@ func TestStreamsByteForByte(t *testing.T) {
 		engine int
 	}
 	at := map[string]seen{} // by body of the request, which is different in each chat
+	again := 0
 	for i, tap := range taps {
 		n := 0
 		for _, x := range tap.Exchanges() {
 			if x.Method == http.MethodPost && strings.Contains(string(x.Sent), `"Chat `) {
-				_, twice := at[string(x.Sent)]
-				assert.False(t, twice, "%s was sent to two engines", x.Sent)
+				if x.Status == 0 { // llama.cpp closed a kept connection at that moment: not run, and sent again
+					again++
+					continue
+				}
+				first, twice := at[string(x.Sent)]
+				assert.False(t, twice, "%s was answered by engine %d and engine %d", x.Sent, first.engine+1, i+1)
 				at[string(x.Sent)] = seen{x, i}
 				n++
 			}
@@ -93,6 +99,12 @@ func TestStreamsByteForByte(t *testing.T) {
 		t.Logf("engine %d answered %d of %d chats", i+1, n, chats)
 		assert.Greater(t, n, chats/10, "engine %d gets its share", i+1)
 	}
+	replays := 0.0
+	for _, a := range agents {
+		replays += a.Metric("grapevine_connection_replays_total")
+	}
+	assert.InDelta(t, again, replays, 0, "what had no answer was sent again because its connection was dead")
+	t.Logf("%d were sent again, as the engine closed the connection they were sent on first", again)
 	crossed := 0
 	for i, ans := range answers {
 		x, ok := at[string(ans.Chat.Body())]
@@ -106,9 +118,10 @@ func TestStreamsByteForByte(t *testing.T) {
 		assert.Equal(t, x.Status, ans.Status)
 		assert.Equal(t, string(x.Body), string(ans.Body), "chat %d", i)
 		assert.Equal(t, without(x.Answer, answerHeaders), without(ans.Header, answerHeaders), "chat %d", i)
-		sent := http.Header{"Content-Type": {"application/json"}, "Content-Length": {fmt.Sprint(len(x.Sent))}}
+		sent := http.Header{"Content-Type": {"application/json"}, "Content-Length": {fmt.Sprint(len(x.Sent))}, "User-Agent": {"Go-http-client/1.1"}}
 		assert.Equal(t, sent, without(x.Header, requestHeaders), "chat %d", i)
 		assert.Equal(t, ans.ID, x.Header.Get("X-Request-Id"))
+		assert.Equal(t, "127.0.0.1", x.Header.Get("X-Forwarded-For"), "the client alone, however many agents were on the way")
 		assert.Equal(t, ans.ID, ans.Header.Get("X-Request-Id"))
 	}
 	t.Logf("%d of %d chats were answered by another replica than the one they reached", crossed, chats)

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -119,6 +121,28 @@ func (a *Agent) Report() (r Report, err error) {
 		err = fmt.Errorf("%s: /status: %w in %s", a.Name, err, body)
 	}
 	return r, err
+}
+
+// Metric is the sum of a metric over its labels, 0 if the page lacks it.
+func (a *Agent) Metric(name string) (sum float64) {
+	a.t.Helper()
+	code, page := Get(a.Status + "/metrics")
+	if code != http.StatusOK {
+		a.t.Errorf("%s: /metrics: %d %s", a.Name, code, page)
+	}
+	for line := range strings.Lines(page) {
+		rest, ok := strings.CutPrefix(line, name)
+		if !ok || rest == "" || rest[0] != ' ' && rest[0] != '{' {
+			continue
+		}
+		fields := strings.Fields(rest)
+		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+		if err != nil {
+			a.t.Errorf("%s: /metrics: %q: %v", a.Name, line, err)
+		}
+		sum += v
+	}
+	return sum
 }
 
 // WaitMembers waits until the agent sees n members, itself included.
