@@ -22,7 +22,7 @@ func TestCrowd(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("131 agents")
 	}
-	crowd(t, 131, "lan", 5*time.Second)
+	crowd(t, 131, "lan", 3*time.Second)
 }
 
 func TestCrowdLong(t *testing.T) {
@@ -51,7 +51,7 @@ func crowd(t *testing.T, n int, profile string, window time.Duration) {
 		})
 		t.Logf("%d agents know each other %v after the last start", n, took)
 		time.Sleep(3 * time.Second)
-		window += 5 * time.Second // without the first 5 s
+		window += 3 * time.Second // without the first 3 s
 
 		before := c.net.Traffic()
 		for _, a := range c.agents {
@@ -75,7 +75,7 @@ func crowd(t *testing.T, n int, profile string, window time.Duration) {
 			wait := time.Duration(rand.Int64N(int64(250 * time.Millisecond)))
 			time.Sleep(wait)
 			for _, a := range c.agents {
-				if turn < 20 { // until then some records are of offers long ago
+				if turn < 12 { // until then some records are of offers long ago
 					break
 				}
 				a.mu.Lock()

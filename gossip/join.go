@@ -197,6 +197,7 @@ func (j *joiner) alone() bool { return len(*j.n.book.targets.Load()) == 0 }
 // whether one answered. If all of a seed's addresses are members, there is nothing to do and nothing wrong.
 func (j *joiner) visit(ctx context.Context) bool {
 	from := make(map[string][]string) // address → seeds
+	fine := make(map[string]bool)     // seeds that lead to a member; a dead pod still in DNS is nobody's fault
 	for _, s := range j.seeds {
 		as, err := j.lookup(ctx, s)
 		if ctx.Err() != nil {
@@ -214,7 +215,7 @@ func (j *joiner) visit(ctx context.Context) bool {
 			}
 			from[a] = append(from[a], s)
 		}
-		if known {
+		if fine[s] = known; known {
 			j.reached(s)
 		} else if len(as) == 0 {
 			j.failed(s, "resolves to no address yet")
@@ -235,6 +236,7 @@ func (j *joiner) visit(ctx context.Context) bool {
 		if errs[i] == nil {
 			good = append(good, a)
 			for _, s := range from[a] {
+				fine[s] = true
 				j.reached(s)
 			}
 		}
@@ -244,7 +246,7 @@ func (j *joiner) visit(ctx context.Context) bool {
 	}
 	for i, a := range addrs {
 		for _, s := range from[a] {
-			if errs[i] != nil && !j.anyGood(s, good, from) {
+			if errs[i] != nil && !fine[s] {
 				j.failed(s, explain(errs[i]))
 			}
 		}
@@ -262,15 +264,6 @@ func (j *joiner) visit(ctx context.Context) bool {
 	_, _ = j.n.serf.Join(good[:1], true)
 	j.n.stats.joins.Add(1)
 	return true
-}
-
-func (j *joiner) anyGood(seed string, good []string, from map[string][]string) bool {
-	for _, g := range good {
-		if slices.Contains(from[g], seed) {
-			return true
-		}
-	}
-	return false
 }
 
 // exchange compares member lists with a random member, which completes both. It reports whether ours changed.

@@ -69,6 +69,15 @@ func TestLateDNS(t *testing.T) {
 			assert.Empty(t, x.Stats().Unreachable)
 			assert.Contains(t, x.log.String(), "join address reached")
 		}
+
+		// One dies and stays in DNS: no reason to warn about the name.
+		dns.set(c.agents...)
+		c.agents[2].kill()
+		time.Sleep(20 * time.Minute)
+		for _, x := range c.agents[:2] {
+			assert.Equal(t, 1, x.log.count("join address unreachable"), x.log.String())
+			assert.Empty(t, x.Stats().Unreachable)
+		}
 	})
 }
 
