@@ -25,6 +25,9 @@ const (
 
 // seconds reads a number of seconds, with a fraction perhaps; 0 = none that makes sense.
 func seconds(s string) time.Duration {
+	if s == "" {
+		return 0
+	}
 	f, err := strconv.ParseFloat(strings.TrimSpace(s), 64)
 	if err != nil || !(f > 0) || f > 1e6 {
 		return 0

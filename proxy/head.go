@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"io"
-	"strings"
 )
 
 const methodHead = "HEAD" // its answers have no body
@@ -18,7 +17,7 @@ type Header []Field
 // Get returns the first value of that name, or "".
 func (h Header) Get(name string) string {
 	for i := range h {
-		if strings.EqualFold(h[i].Name, name) {
+		if equalFold(h[i].Name, name) {
 			return h[i].Value
 		}
 	}
@@ -28,7 +27,7 @@ func (h Header) Get(name string) string {
 // Has reports whether there is a field of that name.
 func (h Header) Has(name string) bool {
 	for i := range h {
-		if strings.EqualFold(h[i].Name, name) {
+		if equalFold(h[i].Name, name) {
 			return true
 		}
 	}
@@ -38,7 +37,7 @@ func (h Header) Has(name string) bool {
 // Count returns how many fields of that name there are.
 func (h Header) Count(name string) (n int) {
 	for i := range h {
-		if strings.EqualFold(h[i].Name, name) {
+		if equalFold(h[i].Name, name) {
 			n++
 		}
 	}
@@ -56,7 +55,7 @@ func (h *Header) Set(name, value string) {
 
 // Del removes all fields of that name.
 func (h *Header) Del(name string) {
-	h.DelFunc(func(n string) bool { return strings.EqualFold(n, name) })
+	h.DelFunc(func(n string) bool { return equalFold(n, name) })
 }
 
 // DelFunc removes the fields for whose name f is true, in place.
@@ -117,6 +116,7 @@ type Outgoing struct {
 	Length               int64                // bytes of Body; -1 not known
 	HTTP2                bool                 // send it by HTTP/2 (gRPC)
 	Upgrade              string               // ask for this protocol; "" = none
+	Interim              func(Header)         // gets interim answers (1xx) but 100 and 101; nil = they are left
 }
 
 // Upstream sends requests to one place: our engine, or one peer's agent. It is safe for concurrent use.

@@ -36,7 +36,7 @@ var hopByHop = [...]string{
 
 func isHopByHop(name string) bool {
 	for _, h := range hopByHop {
-		if strings.EqualFold(h, name) {
+		if equalFold(h, name) {
 			return true
 		}
 	}
@@ -45,14 +45,15 @@ func isHopByHop(name string) bool {
 
 // hasPrefixFold reports whether s begins with prefix, without regard to case.
 func hasPrefixFold(s, prefix string) bool {
-	return len(s) >= len(prefix) && strings.EqualFold(s[:len(prefix)], prefix)
+	return len(s) >= len(prefix) && equalFold(s[:len(prefix)], prefix)
 }
 
 // stripHopByHop removes what must not go further: the fixed list and whatever Connection names.
 func stripHopByHop(h *Header) {
-	var named []string
+	var list [4]string
+	named := list[:0]
 	for _, f := range *h {
-		if strings.EqualFold(f.Name, "connection") {
+		if equalFold(f.Name, "connection") {
 			for t := range strings.SplitSeq(f.Value, ",") {
 				if t = strings.TrimSpace(t); t != "" {
 					named = append(named, t)
@@ -65,7 +66,7 @@ func stripHopByHop(h *Header) {
 			return true
 		}
 		for _, n := range named {
-			if strings.EqualFold(n, name) {
+			if equalFold(n, name) {
 				return true
 			}
 		}
@@ -76,9 +77,9 @@ func stripHopByHop(h *Header) {
 // wantsTrailers reports whether the sender said that it takes trailers; it is the one value of TE that goes on.
 func wantsTrailers(h Header) bool {
 	for _, f := range h {
-		if strings.EqualFold(f.Name, "te") {
+		if equalFold(f.Name, "te") {
 			for t := range strings.SplitSeq(f.Value, ",") {
-				if t, _, _ = strings.Cut(t, ";"); strings.EqualFold(strings.TrimSpace(t), "trailers") {
+				if t, _, _ = strings.Cut(t, ";"); equalFold(strings.TrimSpace(t), "trailers") {
 					return true
 				}
 			}
@@ -106,11 +107,11 @@ func cleanRequest(in *RequestHead, trusted bool) Header {
 // foreign reports whether a client's field must not go further.
 func foreign(name string) bool {
 	if hasPrefixFold(name, headerPrefix) {
-		return !strings.EqualFold(name, headerPriority) && !strings.EqualFold(name, headerTenant) &&
-			!strings.EqualFold(name, headerSession)
+		return !equalFold(name, headerPriority) && !equalFold(name, headerTenant) &&
+			!equalFold(name, headerSession)
 	}
 	for _, r := range routingHeaders {
-		if strings.EqualFold(r, name) {
+		if equalFold(r, name) {
 			return true
 		}
 	}
@@ -126,13 +127,18 @@ func forwarded(h *Header, in *RequestHead) {
 		ip = in.Remote
 	}
 	if ip != "" && ip != "@" {
-		prior := make([]string, 0, 2)
-		for _, f := range *h {
-			if strings.EqualFold(f.Name, "x-forwarded-for") {
-				prior = append(prior, f.Value)
+		all := ip
+		if h.Has("x-forwarded-for") {
+			prior := make([]string, 0, 4)
+			for _, f := range *h {
+				if equalFold(f.Name, "x-forwarded-for") {
+					prior = append(prior, f.Value)
+				}
 			}
+			all = strings.Join(append(prior, ip), ", ")
+			h.Del("x-forwarded-for")
 		}
-		h.Set("x-forwarded-for", strings.Join(append(prior, ip), ", "))
+		h.Add("x-forwarded-for", all)
 	}
 	if in.Host != "" && !h.Has("x-forwarded-host") {
 		h.Add("x-forwarded-host", in.Host)
@@ -149,7 +155,7 @@ func cleanResponse(h *Header, fromAgent bool) {
 		if !hasPrefixFold(name, headerPrefix) {
 			return false
 		}
-		return !(fromAgent && strings.EqualFold(name, headerReason))
+		return !(fromAgent && equalFold(name, headerReason))
 	})
 }
 
@@ -169,7 +175,7 @@ func validRequestID(s string) bool {
 // isEventStream reports whether the content type is text/event-stream, whatever its case and parameters.
 func isEventStream(h Header) bool {
 	t, _, _ := strings.Cut(h.Get("content-type"), ";")
-	return strings.EqualFold(strings.TrimSpace(t), "text/event-stream")
+	return equalFold(strings.TrimSpace(t), "text/event-stream")
 }
 
 // isGRPC reports whether the request speaks gRPC.

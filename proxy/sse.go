@@ -21,6 +21,12 @@ func replyFormatOf(contentType, contentEncoding string) replyFormat {
 	if contentEncoding != "" && !strings.EqualFold(contentEncoding, "identity") {
 		return formatOther
 	}
+	switch contentType { // as engines write it
+	case "text/event-stream", "text/event-stream; charset=utf-8":
+		return formatEvents
+	case "application/json":
+		return formatJSON
+	}
 	media, _, err := mime.ParseMediaType(contentType)
 	if err != nil {
 		media, _, _ = strings.Cut(contentType, ";")

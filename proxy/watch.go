@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -16,44 +15,73 @@ var (
 	errCauseDone  = errors.New("exchange is over")
 )
 
-// watch ends an exchange whose engine shows no progress. One timer serves the whole exchange: progress stores a time,
-// and the timer, when it fires, looks how old that is; so a chunk costs two atomic stores.
+// watch ends an exchange whose engine shows no progress. Progress stores a time, and the timer, when it fires, looks
+// how old that is; so a chunk costs two atomic stores. A watch serves one exchange after another, and its timer stays
+// armed meanwhile: it fires at the earliest moment that any of them asked for and looks what is asked for now, so
+// that most exchanges touch no timer at all.
 type watch struct {
-	cancel context.CancelCauseFunc
 	base   time.Time
 	last   atomic.Int64 // nanoseconds since base of the last progress
 	paused atomic.Bool  // we wait for the client, not for the engine
 
-	mu    sync.Mutex
-	limit time.Duration
-	cause error
-	timer *time.Timer
-	done  bool
+	mu     sync.Mutex
+	cancel func(cause error) // nil = at rest
+	limit  time.Duration
+	cause  error
+	soon   time.Duration // since base, when the prefill of a should be over; 0 = nothing is predicted
+	a      *attempt
+	timer  *time.Timer
+	armed  time.Duration // since base, when the timer fires; 0 = it does not
 }
 
 // newWatch begins to wait; limit 0 = for ever.
-func newWatch(cancel context.CancelCauseFunc, limit time.Duration, cause error) *watch {
-	w := &watch{cancel: cancel, base: time.Now()}
-	w.set(limit, cause)
+func newWatch(cancel func(cause error), limit time.Duration, cause error) *watch {
+	w := &watch{base: time.Now()}
+	w.start(cancel, limit, cause)
 	return w
+}
+
+// start makes a watch at rest wait.
+func (w *watch) start(cancel func(cause error), limit time.Duration, cause error) {
+	w.mu.Lock()
+	w.cancel = cancel
+	w.mu.Unlock()
+	w.paused.Store(false)
+	w.set(limit, cause)
 }
 
 // set changes the limit and counts as progress.
 func (w *watch) set(limit time.Duration, cause error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now := time.Since(w.base)
 	w.limit, w.cause = limit, cause
-	w.progress()
-	switch {
-	case w.done || limit <= 0:
-		if w.timer != nil {
-			w.timer.Stop()
-		}
-	case w.timer == nil:
-		w.timer = time.AfterFunc(limit, w.fire)
-	default:
-		w.timer.Reset(limit)
+	w.last.Store(int64(now))
+	if w.cancel != nil && limit > 0 {
+		w.arm(now+limit, now)
 	}
+}
+
+// predict calls a.predicted after d, unless the watch is at rest by then.
+func (w *watch) predict(a *attempt, d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Since(w.base)
+	w.a, w.soon = a, now+max(d, 1)
+	w.arm(w.soon, now)
+}
+
+// arm makes the timer fire at t at the latest.
+func (w *watch) arm(t, now time.Duration) {
+	if w.armed > 0 && w.armed <= t {
+		return
+	}
+	w.armed = t
+	if w.timer == nil {
+		w.timer = time.AfterFunc(t-now, w.fire)
+		return
+	}
+	w.timer.Reset(t - now)
 }
 
 // progress says that the engine has just shown some.
@@ -77,29 +105,49 @@ func (w *watch) resume(at int64, progress bool) {
 }
 
 func (w *watch) fire() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.done || w.limit <= 0 {
-		return
+	cancel, cause, a := w.due()
+	if a != nil {
+		a.predicted(time.Now())
 	}
-	if w.paused.Load() {
-		w.timer.Reset(max(w.limit/16, time.Millisecond)) // look again soon: the write may end at any time
-		return
+	if cancel != nil {
+		cancel(cause)
 	}
-	if idle := time.Since(w.base) - time.Duration(w.last.Load()); idle < w.limit {
-		w.timer.Reset(w.limit - idle)
-		return
-	}
-	w.done = true
-	w.cancel(w.cause)
 }
 
-// stop ends the watch without cancelling.
+// due looks what is asked for now, and arms the timer for what is to come.
+func (w *watch) due() (cancel func(cause error), cause error, a *attempt) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Since(w.base)
+	w.armed = 0
+	if w.cancel == nil {
+		return nil, nil, nil
+	}
+	if w.soon > 0 {
+		if now >= w.soon {
+			a, w.a, w.soon = w.a, nil, 0
+		} else {
+			w.arm(w.soon, now)
+		}
+	}
+	if w.limit <= 0 {
+		return nil, nil, a
+	}
+	if w.paused.Load() {
+		w.arm(now+max(w.limit/16, time.Millisecond), now) // look again soon: the write may end at any time
+		return nil, nil, a
+	}
+	if end := time.Duration(w.last.Load()) + w.limit; now < end {
+		w.arm(end, now)
+		return nil, nil, a
+	}
+	cancel, w.cancel = w.cancel, nil
+	return cancel, w.cause, a
+}
+
+// stop ends the wait without cancelling.
 func (w *watch) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.done = true
-	if w.timer != nil {
-		w.timer.Stop()
-	}
+	w.cancel, w.a, w.soon = nil, nil, 0
 }

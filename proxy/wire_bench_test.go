@@ -83,7 +83,7 @@ func serveScript(s *Server, req []byte, n int) *script {
 		n--
 		return req, nil
 	}
-	w := &wireServerConn{s: s, nc: c, watched: true}
+	w := &wireServerConn{s: s, nc: c, watched: true, remote: "127.0.0.1:40000"}
 	for w.one() {
 	}
 	return c

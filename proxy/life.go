@@ -1,0 +1,202 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+)
+
+// life is the context of an exchange, or of one attempt in it. Standard contexts would cost a request a dozen
+// allocations and a lock that all requests share; a life is one allocation with its first attempt, and closes the
+// attempt's connection itself. Err returns the cause.
+type life struct {
+	mu    sync.Mutex
+	cause error         // why it is over; nil = it is not
+	done  chan struct{} // made when somebody asks
+	child *life         // the attempt under way
+	conn  io.Closer     // the connection under way, closed at the end
+	after []*afterLife
+
+	at         *lives // of which it is a member
+	prev, next *life
+}
+
+// afterLife is a function to be called at the end.
+type afterLife struct{ f func() }
+
+// lives are the exchanges under way, so that all can be ended. The zero value is ready.
+type lives struct {
+	mu    sync.Mutex
+	first *life
+	over  error // ends newcomers at once
+}
+
+// add makes l one of them.
+func (s *lives) add(l *life) {
+	s.mu.Lock()
+	over := s.over
+	if over == nil {
+		l.at, l.next = s, s.first
+		if s.first != nil {
+			s.first.prev = l
+		}
+		s.first = l
+	}
+	s.mu.Unlock()
+	if over != nil {
+		l.end(over)
+	}
+}
+
+func (s *lives) remove(l *life) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.at == nil {
+		return
+	}
+	if l.prev != nil {
+		l.prev.next = l.next
+	} else {
+		s.first = l.next
+	}
+	if l.next != nil {
+		l.next.prev = l.prev
+	}
+	l.at, l.prev, l.next = nil, nil, nil
+}
+
+// end ends all, and those that come later.
+func (s *lives) end(cause error) {
+	s.mu.Lock()
+	s.over = cause
+	var all []*life
+	for l := s.first; l != nil; l = l.next {
+		all = append(all, l)
+	}
+	s.mu.Unlock()
+	for _, l := range all {
+		l.end(cause)
+	}
+}
+
+// attempt begins a life inside another context, which ends with it; stop undoes that.
+func newAttempt(ctx context.Context, l *life) (stop func() bool) {
+	p, ok := ctx.(*life)
+	if !ok {
+		return context.AfterFunc(ctx, func() { l.end(context.Cause(ctx)) })
+	}
+	p.mu.Lock()
+	p.child = l
+	over := p.cause
+	p.mu.Unlock()
+	if over != nil {
+		l.end(over)
+	}
+	return nil
+}
+
+// end ends l for the cause, once.
+func (l *life) end(cause error) {
+	l.mu.Lock()
+	if l.cause != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.cause = cause
+	child, conn, after := l.child, l.conn, l.after
+	l.child, l.conn, l.after = nil, nil, nil
+	if l.done != nil {
+		close(l.done)
+	}
+	l.mu.Unlock()
+	if child != nil {
+		child.end(cause)
+	}
+	if conn != nil { // ends the read or write under way; over TLS a close may have to wait
+		go func() { _ = conn.Close() }()
+	}
+	for _, a := range after {
+		go a.f()
+	}
+}
+
+// hold makes the end of l close c. False means that it is over already, and c is closed.
+func (l *life) hold(c io.Closer) bool {
+	l.mu.Lock()
+	over := l.cause != nil
+	if !over {
+		l.conn = c
+	}
+	l.mu.Unlock()
+	if over {
+		_ = c.Close()
+	}
+	return !over
+}
+
+// release undoes hold. False means that the connection was closed.
+func (l *life) release() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conn = nil
+	return l.cause == nil
+}
+
+// Deadline implements context.Context.
+func (l *life) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Value implements context.Context.
+func (l *life) Value(any) any { return nil }
+
+// Err implements context.Context: the cause of the end.
+func (l *life) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cause
+}
+
+// Done implements context.Context.
+func (l *life) Done() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.done == nil {
+		l.done = make(chan struct{})
+		if l.cause != nil {
+			close(l.done)
+		}
+	}
+	return l.done
+}
+
+// AfterFunc is what package context asks a foreign context for, so that its children cost no goroutine.
+func (l *life) AfterFunc(f func()) (stop func() bool) {
+	a := &afterLife{f}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cause != nil {
+		go f()
+		return func() bool { return false }
+	}
+	l.after = append(l.after, a)
+	return func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for i, x := range l.after {
+			if x == a {
+				l.after = append(l.after[:i], l.after[i+1:]...)
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// closeAtEnd closes c when ctx ends; stop undoes it and reports whether c is still open.
+func closeAtEnd(ctx context.Context, c io.Closer) (stop func() bool) {
+	if l, ok := ctx.(*life); ok {
+		l.hold(c)
+		return l.release
+	}
+	return context.AfterFunc(ctx, func() { _ = c.Close() })
+}
