@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io"
 	"net"
@@ -31,9 +30,10 @@ var (
 
 // wireServerConn is a client's (or an entry agent's) connection. Its goroutine serves one request after another.
 type wireServerConn struct {
-	s    *Server
-	nc   net.Conn
-	idle atomic.Bool // between requests, so that Shutdown may close it
+	s      *Server
+	nc     net.Conn
+	remote string      // its address
+	idle   atomic.Bool // between requests, so that Shutdown may close it
 
 	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
 	r, w int
@@ -45,12 +45,13 @@ type wireServerConn struct {
 	watched bool // hangups tells when the client ends its side
 	mu      sync.Mutex
 	ended   bool
-	cancel  context.CancelCauseFunc // of the exchange under way
-	ahead   chan struct{}           // closed when the read-ahead of an unwatched connection has ended
+	life    *life         // of the exchange under way
+	ahead   chan struct{} // closed when the read-ahead of an unwatched connection has ended
 }
 
 func (c *wireServerConn) serve() {
 	defer c.s.untrack(c)
+	c.remote = c.nc.RemoteAddr().String()
 	h2, err := handshake(c.nc)
 	switch {
 	case err != nil:
@@ -102,11 +103,11 @@ func (c *wireServerConn) one() (more bool) {
 	} else {
 		c.body.done = true
 	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	c.begin(cancel)
+	ctx := new(life)
+	c.begin(ctx)
 	c.s.p.serve(ctx, c.s.role, &c.in, src, d)
 	c.finish()
-	cancel(errCauseDone)
+	ctx.end(errCauseDone)
 	if d.tunnelled {
 		c.nc = nil
 		return false
@@ -206,7 +207,7 @@ func (c *wireServerConn) keepHead(n int) {
 		h = append(h, Field{at(f.Name), at(f.Value)})
 	}
 	c.in = RequestHead{
-		Method: at(q.Method), Target: at(q.Target), Host: at(q.HostValue), Scheme: "http", Remote: c.nc.RemoteAddr().String(),
+		Method: at(q.Method), Target: at(q.Target), Host: at(q.HostValue), Scheme: "http", Remote: c.remote,
 		Header: h, Length: q.Length,
 	}
 	if isTLS(c.nc) {
@@ -243,13 +244,13 @@ func (c *wireServerConn) refuse(err error) {
 }
 
 // begin makes a hang-up of the client end the exchange.
-func (c *wireServerConn) begin(cancel context.CancelCauseFunc) {
+func (c *wireServerConn) begin(l *life) {
 	c.mu.Lock()
-	c.cancel = cancel
+	c.life = l
 	ended := c.ended
 	c.mu.Unlock()
 	if ended {
-		cancel(errClientGone)
+		l.end(errClientGone)
 	}
 	if c.body.done {
 		c.listen()
@@ -282,7 +283,7 @@ func (c *wireServerConn) listen() {
 // finish undoes begin.
 func (c *wireServerConn) finish() {
 	c.mu.Lock()
-	c.cancel = nil
+	c.life = nil
 	c.mu.Unlock()
 	if c.ahead != nil {
 		_ = c.nc.SetReadDeadline(time.Unix(1, 0))
@@ -295,10 +296,10 @@ func (c *wireServerConn) finish() {
 func (c *wireServerConn) hungUp() {
 	c.mu.Lock()
 	c.ended = true
-	cancel := c.cancel
+	l := c.life
 	c.mu.Unlock()
-	if cancel != nil {
-		cancel(errClientGone)
+	if l != nil {
+		l.end(errClientGone)
 	}
 }
 
