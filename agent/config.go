@@ -54,7 +54,7 @@ type Config struct {
 	Mode             string        `env:"MODE" envDefault:"on" is:"one of on, shadow" later:"shadow mode" doc:"shadow serves everything locally and only records what would have moved."`
 	AllowPaths       []string      `env:"ALLOW_PATHS" is:"paths" doc:"Paths of the engine that clients may use besides the inference paths, comma list; a trailing * allows all below."`
 	MaxBody          Bytes         `env:"MAX_BODY" envDefault:"64MiB" is:"bytes 1KiB..16GiB" doc:"Largest request body; more is refused with 413."`
-	ModelAliases     []string      `env:"MODEL_ALIASES" is:"aliases" later:"aliases" doc:"Other names for models, comma list of alias=model."`
+	ModelAliases     []string      `env:"MODEL_ALIASES" is:"aliases" doc:"Other names for models of the own engine, comma list of alias=model; all agents route them, and the engine gets its own name."`
 	APIKeysFile      string        `env:"API_KEYS_FILE" is:"file" later:"API keys" doc:"File with the API keys that clients must have."`
 	DrainTimeout     time.Duration `env:"DRAIN_TIMEOUT" envDefault:"300s" is:"duration 0s..24h" doc:"How long a drain waits for the requests under way."`
 
@@ -74,8 +74,11 @@ type Config struct {
 	Warnings []string `env:"-"`
 	// Set names the variables that the environment set, for the config command.
 	Set map[string]bool `env:"-"`
-	// cudaEnv is CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES as NAME=value.
+	// cudaEnv is CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NVIDIA_VISIBLE_DEVICES as NAME=value.
 	cudaEnv []string
+	// pod is POD_NAMESPACE, POD_NAME and CONTAINER_NAME, which a manifest sets so that the kubelet can be asked for the
+	// devices of this pod.
+	pod struct{ namespace, name, container string }
 }
 
 // GossipKeyRequired reports whether a key is needed: gossip listens beyond loopback and nobody waived it.

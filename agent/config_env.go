@@ -87,6 +87,7 @@ func ConfigFromEnv(environ []string) (Config, error) {
 			c.cudaEnv = append(c.cudaEnv, n+"="+val)
 		}
 	}
+	c.pod.namespace, c.pod.name, c.pod.container = all["POD_NAMESPACE"], all["POD_NAME"], all["CONTAINER_NAME"]
 	c.Warnings = append(c.Warnings, unknown(vars)...)
 	if len(errs) == 0 {
 		c.portBase()

@@ -15,6 +15,7 @@ type facts struct {
 	detail    string // why the engine is not up
 	models    int    // models that the engine lists; 0 = none yet
 	asleep    bool
+	dozing    bool   // it sleeps until the next request comes: nothing but a request may wake it
 	warm      bool   // a real request was answered since the engine came up
 	warmError string // why the last warm-up failed
 	announced bool   // the record that says "ready" was sent three times, or waited long enough

@@ -29,7 +29,9 @@ type own struct {
 	gpu        gpu.Reading
 	gpuWhy     string // why its memory is unknown; "" when known
 	models     []engine.Model
-	digest     routing.Opt[uint32] // of models
+	serves     routing.Service     // kinds of path that the engine answers; 0 = not known
+	digest     routing.Opt[uint32] // of models and serves
+	warmModel  string              // the model that answered the last warm-up
 	readySince time.Time
 	restarts   uint64
 }
@@ -104,8 +106,9 @@ func (o *own) report(load proxy.Load, weight float64, now time.Time) routing.Rep
 	return r
 }
 
-// setReading takes a reading that came at the moment when load was the exact count.
-func (o *own) setReading(rd engine.Reading, err error, load proxy.Load) (restarted bool) {
+// setReading takes a reading that came at the moment when load was the exact count. wakes: an engine that sleeps is woken
+// by its next request, so that it stays in service; only probes leave it alone.
+func (o *own) setReading(rd engine.Reading, err error, load proxy.Load, wakes bool) (restarted bool) {
 	o.change(func(o *own) {
 		o.readError = err
 		o.reads++
@@ -124,7 +127,8 @@ func (o *own) setReading(rd engine.Reading, err error, load proxy.Load) (restart
 		}
 		o.reading = rd
 		if rd.Asleep.OK {
-			o.facts.asleep = rd.Asleep.V
+			o.facts.dozing = rd.Asleep.V && wakes
+			o.facts.asleep = rd.Asleep.V && !wakes
 		}
 		o.facts.stale = o.failed >= 3
 	})

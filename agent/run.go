@@ -312,7 +312,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Models: a.modelEntries, Logger: a.log, Seed: a.opts.Seed,
+		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
 	}
 }
 

@@ -49,6 +49,23 @@ type EngineStatus struct {
 	KVCapacity routing.Opt[int]     `json:"kv_capacity_tokens"`
 	AgeMS      routing.Opt[int64]   `json:"age_ms"` // of the last good reading
 	Error      string               `json:"error"`  // of the last reading; "" when good
+
+	Evidence string          `json:"evidence"` // how the kind was told
+	Serves   []string        `json:"serves"`   // kinds of path; empty = not known, all are tried
+	Asleep   bool            `json:"asleep"`
+	Outside  int             `json:"outside"` // requests at the engine that did not come through this agent
+	Restarts uint64          `json:"restarts"`
+	Readings []ReadingStatus `json:"readings"` // everything that the engine tells, or why it does not
+	Learned  []ModelLearned  `json:"learned"`  // from answers that went through this agent
+}
+
+// ModelLearned is what this agent has learned about a model from its answers.
+type ModelLearned struct {
+	Model         string               `json:"model"`
+	Answers       uint64               `json:"answers"`
+	BytesPerToken routing.Opt[float64] `json:"bytes_per_token"` // of prompts
+	OutputP50     routing.Opt[int]     `json:"output_tokens_p50"`
+	OutputP90     routing.Opt[int]     `json:"output_tokens_p90"`
 }
 
 // GPUStatus is what NVML says about the engine's cards.
@@ -59,6 +76,25 @@ type GPUStatus struct {
 	Method      string              `json:"method"` // how "ours" was told
 	Why         string              `json:"why"`    // why the memory is unknown; "" when known
 	Trouble     []string            `json:"trouble"`
+	Warnings    []string            `json:"warnings"`
+	Unified     bool                `json:"unified"` // the memory is the host's
+	Cards       []CardStatus        `json:"cards"`
+}
+
+// CardStatus is one of the engine's cards, or a slice of one.
+type CardStatus struct {
+	Index       int                  `json:"index"` // in NVML's order
+	UUID        string               `json:"uuid"`
+	Name        string               `json:"name"`
+	MIG         bool                 `json:"mig"`
+	MemoryUsed  routing.Opt[uint64]  `json:"memory_used_bytes"`
+	MemoryTotal routing.Opt[uint64]  `json:"memory_total_bytes"`
+	Utilization routing.Opt[float64] `json:"utilization"`     // share of the last second in which it worked
+	Throttle    []string             `json:"throttle"`        // why it runs slower than it could
+	ECCErrors   routing.Opt[uint64]  `json:"ecc_errors"`      // uncorrected, since the driver was loaded
+	Processes   routing.Opt[int]     `json:"processes"`       // that compute on it
+	Others      routing.Opt[int]     `json:"other_processes"` // of those, not the engine's; null = cannot be told
+	Trouble     []string             `json:"trouble"`
 }
 
 // LoadStatus is the agent's exact count of what it passed to its own engine.

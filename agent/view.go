@@ -41,6 +41,10 @@ func (a *Agent) Status() Status {
 	if l.DecodeStep.OK {
 		s.Load.DecodeStepMS = routing.Some(float64(l.DecodeStep.V) / float64(time.Millisecond))
 	}
+	for _, m := range a.proxy.Learned() {
+		s.Engine.Learned = append(s.Engine.Learned, ModelLearned{Model: m.Model, Answers: m.Answers, BytesPerToken: m.BytesPerToken,
+			OutputP50: m.OutputP50, OutputP90: m.OutputP90})
+	}
 	s.Queue = QueueStatus{Held: l.Held, HeldTokens: l.HeldTokens}
 	s.Picks = a.picksStatus()
 	s.Peers = a.peersStatus(now)

@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/crc32"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
+	"github.com/grapevine-lb/grapevine/proxy"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -24,6 +26,7 @@ const (
 
 	readBusy = 200 * time.Millisecond
 	readIdle = time.Second
+	readSlow = 2 * time.Second // at the most, however long a page takes
 )
 
 // watchEngine checks the engine's health, keeps its model list, and warms it up: once when it comes up, again after each
@@ -34,6 +37,7 @@ func (a *Agent) watchEngine(ctx context.Context) error {
 		listed   time.Time // last look at the model list
 		warmed   = make(chan error, 1)
 		cancel   context.CancelFunc // of the warm-up under way
+		warming  string             // the model of the warm-up under way
 		retry    time.Time
 		progress uint64
 		accepted uint32
@@ -49,6 +53,7 @@ func (a *Agent) watchEngine(ctx context.Context) error {
 		var c context.Context
 		c, cancel = context.WithTimeout(ctx, timeout)
 		model := a.own.firstModel()
+		warming = model
 		go func() { warmed <- a.engine.WarmUp(c, model) }() // owned: received below or by the deferred wait
 	}
 	for {
@@ -78,7 +83,7 @@ func (a *Agent) watchEngine(ctx context.Context) error {
 		case cancel != nil || !h.up || f.asleep || f.models == 0 || f.draining:
 		case !f.warm && now.After(retry):
 			warmUp(warmUpTimeout)
-		case f.warm && now.Sub(busyAt) >= idleProbe:
+		case f.warm && !f.dozing && now.Sub(busyAt) >= idleProbe:
 			busyAt = now
 			warmUp(idleProbe)
 		}
@@ -97,7 +102,7 @@ func (a *Agent) watchEngine(ctx context.Context) error {
 			if err != nil {
 				retry = time.Now().Add(warmUpRetry)
 			}
-			a.setWarm(ctx, err)
+			a.setWarm(ctx, warming, err)
 		case <-wait.C:
 		}
 	}
@@ -169,15 +174,26 @@ func (a *Agent) listModels(ctx context.Context) {
 		a.log.Debug("model list", KeyErr, err)
 		return
 	}
-	digest := modelsDigest(models)
+	addAliases(models, a.cfg.ModelAliases)
+	a.setModels(models)
+}
+
+// setModels takes a model list over, and with it the kinds of path that the engine answers. The model that was warmed up
+// may be gone: then whatever took its place must answer first.
+func (a *Agent) setModels(models []engine.Model) {
+	serves := a.engine.Serves()
+	digest := modelsDigest(models, serves)
 	var news bool
 	a.stateChange(func(o *own) {
 		news = !o.digest.OK || o.digest.V != digest
-		o.models, o.digest = models, routing.Some(digest)
+		o.models, o.serves, o.digest = models, serves, routing.Some(digest)
 		o.facts.models = len(models)
+		if o.facts.warm && !slices.ContainsFunc(models, func(m engine.Model) bool { return m.ID == o.warmModel }) {
+			o.facts.warm, o.facts.announced = false, false
+		}
 	})
 	if news {
-		a.table.SetModels(a.boot, routingModels(models), 0, time.Now())
+		a.table.SetModels(a.boot, routingModels(models), serves, time.Now())
 		a.log.Info(MsgModels, KeyModels, strings.Join(modelIDs(models), ","))
 		a.node.Describe(string(a.engine.Kind()), routing.Some(digest))
 		a.own.wake()
@@ -185,7 +201,7 @@ func (a *Agent) listModels(ctx context.Context) {
 }
 
 // setWarm takes the end of a warm-up or probe.
-func (a *Agent) setWarm(ctx context.Context, err error) {
+func (a *Agent) setWarm(ctx context.Context, model string, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -207,7 +223,12 @@ func (a *Agent) setWarm(ctx context.Context, err error) {
 	a.stateChange(func(o *own) {
 		// The engine may have gone while its last answer was on the way.
 		o.facts.warm, o.facts.warmError = o.facts.engineUp, ""
+		o.warmModel = model
 	})
+	a.own.mu.Lock()
+	models := a.own.models
+	a.own.mu.Unlock()
+	a.setModels(models) // the warm-up has shown what the engine serves
 	a.log.Info(MsgWarm)
 	a.announce(ctx)
 }
@@ -231,7 +252,7 @@ func (a *Agent) readEngine(ctx context.Context) error {
 			return nil
 		}
 		load := a.proxy.Load()
-		if a.own.setReading(rd, err, load) {
+		if a.own.setReading(rd, err, load, a.engine.Abilities().WakesByItself) {
 			a.stateChange(func(o *own) { o.restarts++; o.facts.warm, o.facts.announced = false, false })
 			a.log.Warn(MsgEngineRestart)
 		}
@@ -242,12 +263,18 @@ func (a *Agent) readEngine(ctx context.Context) error {
 		} else {
 			a.clear("reading")
 		}
-		wait := readIdle
-		if load.Running+load.Waiting > 0 || rd.Running.Or(0)+rd.Waiting.Or(0) > 0 {
-			wait = readBusy
-		}
-		timer.Reset(wait)
+		timer.Reset(readAgain(&rd, load))
 	}
+}
+
+// readAgain is when to read the engine next: soon while it works by either count, and never so often that reading takes
+// more than a fiftieth of its time, as the page comes from the process that runs vLLM's token loop.
+func readAgain(rd *engine.Reading, load proxy.Load) time.Duration {
+	wait := readIdle
+	if load.Running+load.Waiting > 0 || rd.Running.Or(0)+rd.Waiting.Or(0) > 0 {
+		wait = readBusy
+	}
+	return min(max(wait, 50*rd.Took), readSlow)
 }
 
 // stateChange changes facts and logs a new state once.
@@ -281,8 +308,8 @@ func (o *own) firstModel() string {
 }
 
 // modelsDigest is equal for equal lists, so that peers pull a list only when it changed.
-func modelsDigest(models []engine.Model) uint32 {
-	b, err := json.Marshal(modelList(models))
+func modelsDigest(models []engine.Model, serves routing.Service) uint32 {
+	b, err := json.Marshal(modelList(models, serves))
 	if err != nil {
 		return 0
 	}

@@ -198,8 +198,9 @@ func (x *exchange) fillRequest() {
 	if !k.HasModel {
 		model = queryModel(x.in.Target)
 	}
+	tokens := x.p.lessons.tokens(model, k)
 	x.req = routing.Request{
-		Model: model, Service: x.class.Service, PromptTokens: k.PromptTokens, MaxTokens: k.MaxTokens,
+		Model: model, Service: x.class.Service, PromptTokens: tokens, MaxTokens: k.MaxTokens,
 		Prefix: k.Prefix, Class: x.priority(),
 		Local: x.class.Kind == pathAdmin || x.class.Kind == pathStateful || x.class.Kind == pathUnknown,
 	}
@@ -216,7 +217,7 @@ func (x *exchange) fillRequest() {
 	if session != "" && x.p.cfg.Salt != nil {
 		x.req.Session = x.p.cfg.Salt.Session(session)
 	}
-	x.rec.Model, x.rec.PromptTokens = model, k.PromptTokens
+	x.rec.Model, x.rec.PromptTokens = model, tokens
 }
 
 // priority is the request's class: 1 is the highest, 2 the default.
@@ -454,7 +455,7 @@ func (x *exchange) account() {
 			m.ttft.observe(x.firstAt.Sub(x.arrived))
 		}
 	}
-	m.promptTokens.Add(uint64(x.peek.PromptTokens))
+	m.promptTokens.Add(uint64(x.sift.scan.usage.Prompt.Or(x.req.PromptTokens)))
 	r := &x.rec
 	r.At, r.ID, r.Role, r.Route, r.Outcome, r.Status = x.arrived, x.id, x.role.String(), x.class.Route, x.outcome, x.status
 	r.DurationMS = ms(now.Sub(x.arrived))

@@ -192,6 +192,9 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 		o.Length = x.in.Length
 		o.Body = b.open()
 	}
+	if a.self {
+		x.rename(o)
+	}
 	return o
 }
 

@@ -71,6 +71,9 @@ type Config struct {
 	// Answer answers further kinds of questions of other agents from memory, by appending to reply; ok false = none.
 	Answer func(kind byte, payload, reply []byte) (answer []byte, ok bool)
 
+	// Alias returns the own engine's name for a model that the client named by an alias, or "".
+	Alias func(name string) string
+
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -96,6 +99,7 @@ type Proxy struct {
 	askers    askers
 	account   account
 	suspicion suspicion
+	lessons   lessons
 	budget    *retryBudget
 	bodies    *replayBudget
 	deadly    *deadlySet

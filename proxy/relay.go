@@ -212,6 +212,9 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	m := x.p.metrics
 	m.outputTokens.Add(uint64(u.Completion.Or(x.sift.scan.tokens)))
 	m.cachedTokens.Add(uint64(u.Cached.Or(0)))
+	if ans.Head.Status == 200 && o == routing.OutcomeOK {
+		x.p.lessons.note(x.req.Model, &x.peek, u)
+	}
 	if x.down.Finish(ans.Trailer()) != nil {
 		return x.stopped(), routing.OutcomeCancelled
 	}

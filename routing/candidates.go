@@ -33,7 +33,7 @@ func (e *entry) fits(r *Request) bool {
 // level returns how fit the entry is for the request.
 func (e *entry) level(v *view, r *Request, now tick, class uint8) level {
 	l := e.peer.level(v, now, class)
-	if e.context > 0 && r.PromptTokens > e.context {
+	if e.context > 0 && r.PromptTokens+r.MaxTokens > e.context { // vLLM refuses what could grow beyond
 		return max(l, levelShort)
 	}
 	return l

@@ -128,7 +128,7 @@ func (r *Reader) judge(t *Table, p Probe, a answer) Health {
 	}
 	if h.State == Healthy {
 		r.health.healthy = true
-		if r.last.Asleep.V && time.Since(r.last.At) < staleAfter {
+		if r.last.Asleep.V && !t.Abilities.WakesByItself && time.Since(r.last.At) < staleAfter {
 			h = Health{State: Asleep, Detail: "metrics say that it sleeps"}
 		}
 	}
