@@ -150,15 +150,26 @@ func TestRightVariables(t *testing.T) {
 }
 
 func TestUnknownVariables(t *testing.T) {
-	c, err := ConfigFromEnv([]string{loopbackGossip, "GRAPEVINE_POLICIES=auto", "GRAPEVINE_GATE=off",
+	c, err := ConfigFromEnv([]string{loopbackGossip, "GRAPEVINE_POLICIES=auto",
 		// What Kubernetes sets for a Service called grapevine.
 		"GRAPEVINE_PORT=tcp://10.0.0.1:8080", "GRAPEVINE_SERVICE_HOST=10.0.0.1", "GRAPEVINE_SERVICE_PORT_HTTP=8080", "GRAPEVINE_PORT_8080_TCP_ADDR=10.0.0.1",
 		"GRAPEVINE_PEERS_SERVICE_HOST=10.0.0.1", "GRAPEVINE_PEERS_PORT=tcp://10.0.0.1:7946"})
 	require.NoError(t, err)
 	assert.Equal(t, []string{
-		"GRAPEVINE_GATE has no effect in this version: the queue at the agent is not built yet",
 		"GRAPEVINE_POLICIES is not a variable of grapevine and has no effect; the nearest is GRAPEVINE_POLICY",
 	}, c.Warnings)
+}
+
+// A setting that is read but does nothing yet must say so.
+func TestSettingsWithoutEffect(t *testing.T) {
+	for _, f := range Fields() {
+		if f.Later == "" || f.rule.allowed() != "true or false" {
+			continue
+		}
+		c, err := ConfigFromEnv([]string{loopbackGossip, f.Variable + "=true"})
+		require.NoError(t, err)
+		assert.Equal(t, []string{f.Variable + " has no effect in this version: " + f.Later + " is not built yet"}, c.Warnings)
+	}
 }
 
 func TestFieldsAreDocumented(t *testing.T) {
