@@ -3,6 +3,7 @@ package agent
 import (
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -194,7 +195,7 @@ func engineClient(u interface{ String() string }) *http.Client {
 
 // listenError names the variable behind a listener that cannot be opened.
 func listenError(variable, addr string, err error) error {
-	if op, ok := err.(*net.OpError); ok && op.Err != nil {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Err != nil {
 		err = op.Err
 	}
 	return fmt.Errorf("%s%s=%q: cannot listen: %w", Prefix, variable, addr, err)

@@ -124,7 +124,7 @@ func (c *console) exposition(w http.ResponseWriter, r *http.Request) {
 	c.metrics(g)
 	g.add(MetricGoroutines, float64(runtime.NumGoroutine()))
 	g.add(MetricStatusSubscribers, float64(c.subscribers.Load()))
-	format := expfmt.Negotiate(r.Header)
+	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultAcceptedFormats()...)
 	w.Header().Set("Content-Type", string(format))
 	_ = g.write(w, format) // the client hung up
 }

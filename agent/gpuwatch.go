@@ -22,7 +22,7 @@ func (a *Agent) watchGPU(ctx context.Context) error {
 		a.gpuUnknown(err)
 		return nil
 	}
-	defer r.Close()
+	defer func() { _ = r.Close() }() // it was only read from
 	tick := time.NewTicker(gpuEvery)
 	defer tick.Stop()
 	for {
