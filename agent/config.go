@@ -42,12 +42,12 @@ type Config struct {
 	Affinity         string        `env:"AFFINITY" envDefault:"auto" is:"one of auto, off, session, prefix" later:"affinity" doc:"What keeps requests with a common prompt prefix or session together."`
 	Weight           float64       `env:"WEIGHT" envDefault:"1" is:"float 0.004..255" doc:"Relative capacity of this replica for the weighted policies."`
 	MaxInflight      int           `env:"MAX_INFLIGHT" envDefault:"4096" is:"int 1..1000000" doc:"Most requests under way through this agent at once; more are refused with 503."`
-	QueueLimit       int           `env:"QUEUE_LIMIT" envDefault:"1024" is:"int 0..1000000" later:"the queue at the agent" doc:"Most requests that wait at this agent."`
-	QueueTimeout     time.Duration `env:"QUEUE_TIMEOUT" envDefault:"30s" is:"duration 100ms..1h" later:"the queue at the agent" doc:"Longest wait of a request at this agent."`
+	QueueLimit       int           `env:"QUEUE_LIMIT" envDefault:"1024" is:"int 0..1000000" doc:"Most requests that wait at this agent for its engine; more are refused with 429."`
+	QueueTimeout     time.Duration `env:"QUEUE_TIMEOUT" envDefault:"30s" is:"duration 100ms..1h" doc:"Longest wait of a request for its engine, counted from its arrival; then 429."`
 	FirstByteTimeout time.Duration `env:"FIRST_BYTE_TIMEOUT" envDefault:"600s" is:"duration 100ms..24h" doc:"Longest wait for the first content of an answer, counted from when the engine got the request."`
 	IdleTimeout      time.Duration `env:"IDLE_TIMEOUT" envDefault:"120s" is:"duration 100ms..24h" doc:"Longest silence between two pieces of a streamed answer."`
 	RetryBudget      float64       `env:"RETRY_BUDGET" envDefault:"0.1" is:"float 0..1" doc:"Retries after answers, as a share of first attempts."`
-	Gate             string        `env:"GATE" envDefault:"auto" is:"one of auto, off" later:"the queue at the agent" doc:"Whether requests that the engine could not start now wait at the agent, where they can still be moved."`
+	Gate             string        `env:"GATE" envDefault:"auto" is:"one of auto, off" doc:"Whether requests that the engine could not start now wait at the agent, where they can still be moved."`
 	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" later:"continuation" doc:"Whether text streams that break are continued on another replica."`
 	Classes          []string      `env:"CLASSES" is:"words" later:"classes" doc:"Keeps this replica for the named classes while another one is usable."`
 	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" later:"classes" doc:"Lets every client raise its priority by header."`

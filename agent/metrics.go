@@ -53,6 +53,9 @@ const (
 	MetricAsks              = "grapevine_asks_total"
 	MetricAskedRequests     = "grapevine_asked_requests_total"
 	MetricAsking            = "grapevine_asking_seconds"
+	MetricHeldTokens        = "grapevine_held_prompt_tokens"
+	MetricGate              = "grapevine_gate_requests_total"
+	MetricHeldFor           = "grapevine_held_seconds"
 	MetricTTFT              = "grapevine_first_content_seconds"
 	MetricDuration          = "grapevine_request_duration_seconds"
 	MetricPeers             = "grapevine_peers"
@@ -122,6 +125,9 @@ var Metrics = []Metric{
 	{MetricAsks, counter, []string{"outcome"}, "Questions for an exact score to other replicas, by outcome (answered, refused, missed), and answered for others (given)."},
 	{MetricAskedRequests, counter, []string{"outcome"}, "Requests for which replicas were asked, by what came of it: kept (gossip's choice stood) or changed."},
 	{MetricAsking, histogram, nil, "Time that asking held a request, in seconds."},
+	{MetricHeldTokens, gauge, nil, "Prompt tokens of the requests that wait at this agent."},
+	{MetricGate, counter, []string{"outcome"}, "Requests at the gate of the own engine: passed at once, held first; and refused since the queue was full, timeout, drained (handed over) or stolen (given to an idle agent) while held."},
+	{MetricHeldFor, histogram, nil, "Time that held requests waited until they went to the engine, in seconds."},
 	{MetricTTFT, histogram, nil, "Time from the arrival of a request at its entry agent to the first content of its answer, in seconds."},
 	{MetricDuration, histogram, nil, "Time from the arrival of a request at its entry agent to the end of its answer, in seconds."},
 	{MetricPeers, gauge, []string{"state"}, "Replicas that this agent knows, itself included, by state."},

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -201,8 +200,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	a.table.SetLive(a.live)
 	a.listen = ListenStatus{Client: client.ln.Addr().String(), Peer: peer.ln.Addr().String(), Status: status.ln.Addr().String(), Gossip: a.node.Addr()}
 
-	errorLog := slog.NewLogLogger(a.log.Handler(), slog.LevelDebug)
-	client.http = a.proxy.ClientServer(httpServer(a.proxy.ClientHandler(), errorLog))
+	client.http = a.proxy.ClientServer(httpServer(a.proxy.ClientHandler(), a.log))
 	if a.cfg.TLSCertFile != "" {
 		cert, err := tls.LoadX509KeyPair(a.cfg.TLSCertFile, a.cfg.TLSKeyFile)
 		if err != nil {
@@ -210,18 +208,18 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		}
 		client.ln = tls.NewListener(client.ln, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
 	}
-	peer.http = a.proxy.PeerServer(httpServer(a.peerHandler(a.proxy.PeerHandler()), errorLog), pathPrefix)
+	peer.http = a.proxy.PeerServer(httpServer(a.peerHandler(a.proxy.PeerHandler()), a.log), pathPrefix)
 	if a.tls != nil {
 		peer.ln = tls.NewListener(a.tls.Listener(peer.ln), a.tls.ServerConfig(a.hasLeft, "h2", "http/1.1"))
 	}
-	status.http = httpServer(a.console().handler(), errorLog)
+	status.http = httpServer(a.console().handler(), a.log)
 	close(a.listening)
 	return s, nil
 }
 
 // httpServer is a server for streams: no limit on a request's or an answer's time, but on its head's.
-func httpServer(h http.Handler, errorLog *log.Logger) *http.Server {
-	s := &http.Server{Handler: h, ErrorLog: errorLog, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
+func httpServer(h http.Handler, log *slog.Logger) *http.Server {
+	s := &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
@@ -312,7 +310,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
+		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
 	}
 }
 

@@ -284,6 +284,11 @@ func (a *Agent) collectProxy(g *gathering) {
 	g.add(MetricRetryBudget, m.RetryBudget)
 	g.add(MetricRetryExhausted, float64(m.RetryBudgetExhausted))
 	g.add(MetricBodyBytes, float64(m.BodyBytes))
+	g.add(MetricHeldTokens, float64(m.Gate.HeldTokens))
+	for outcome, n := range map[string]uint64{"passed": m.Gate.Passed, "held": m.Gate.Held, "full": m.Gate.Full, "timeout": m.Gate.TimedOut,
+		"drained": m.Gate.Drained, "stolen": m.Gate.Stolen} {
+		g.add(MetricGate, float64(n), outcome)
+	}
 	g.add(MetricAsks, float64(m.Ask.Answered-m.Ask.Refused), "answered")
 	g.add(MetricAsks, float64(m.Ask.Refused), "refused")
 	g.add(MetricAsks, float64(m.Ask.Missed), "missed")
@@ -293,7 +298,7 @@ func (a *Agent) collectProxy(g *gathering) {
 	for _, h := range []struct {
 		name string
 		h    proxy.Histogram
-	}{{MetricTTFT, m.TTFT}, {MetricDuration, m.Duration}, {MetricAsking, m.Ask.Took}} {
+	}{{MetricTTFT, m.TTFT}, {MetricDuration, m.Duration}, {MetricAsking, m.Ask.Took}, {MetricHeldFor, m.Gate.Waited}} {
 		_, d := g.family(h.name, nil)
 		d.Histogram = protoHistogram(h.h)
 	}

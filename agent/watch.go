@@ -256,6 +256,7 @@ func (a *Agent) readEngine(ctx context.Context) error {
 			a.stateChange(func(o *own) { o.restarts++; o.facts.warm, o.facts.announced = false, false })
 			a.log.Warn(MsgEngineRestart)
 		}
+		a.seeEngine(rd, err)
 		if err != nil {
 			if a.warn("reading", "the engine's metrics cannot be read: "+err.Error()) {
 				a.log.Warn("engine's metrics cannot be read", KeyErr, err)
@@ -307,9 +308,22 @@ func (o *own) firstModel() string {
 	return ""
 }
 
-// modelsDigest is equal for equal lists, so that peers pull a list only when it changed.
+// modelsDigest is equal for equal lists, so that peers pull a list only when it changed. llama.cpp and vLLM write the
+// time of the answer into each entry, vLLM also a random id of its permissions: these say nothing.
 func modelsDigest(models []engine.Model, serves routing.Service) uint32 {
-	b, err := json.Marshal(modelList(models, serves))
+	list := modelList(models, serves)
+	for i := range list.Models {
+		var fields map[string]json.RawMessage
+		if json.Unmarshal(list.Models[i].Raw, &fields) != nil {
+			continue
+		}
+		delete(fields, "created")
+		delete(fields, "permission")
+		if b, err := json.Marshal(fields); err == nil { // keys sorted
+			list.Models[i].Raw = b
+		}
+	}
+	b, err := json.Marshal(list)
 	if err != nil {
 		return 0
 	}

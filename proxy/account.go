@@ -50,9 +50,10 @@ type account struct {
 	busy      time.Duration
 	finished  int
 
-	rate float64 // tokens/s; 0 = not known
-	step float64 // seconds; 0 = not known
-	ttft float64 // seconds; 0 = not known
+	rate  float64 // tokens/s; 0 = not known
+	bound float64 // tokens/s; the engine was seen to be at least so fast, by answers that came whole
+	step  float64 // seconds; 0 = not known
+	ttft  float64 // seconds; 0 = not known
 }
 
 // flight is one request at our own engine. Its methods are called at most once each but for steps, by the owner.
@@ -63,6 +64,8 @@ type flight struct {
 	prompt bool // still counted as pending
 	over   bool
 	guess  bool // its prefill was declared over by prediction, so nothing may be learned from it
+
+	pass *pass // through the gate; nil = it did not come through it
 
 	firstAt time.Time
 	lastAt  time.Time
@@ -92,6 +95,12 @@ func (a *account) closeBusy(now time.Time) {
 
 // first says that the request's first content is here.
 func (f *flight) first(now time.Time) {
+	f.learn(now)
+	f.pass.first(now)
+}
+
+// learn counts the first content and takes from it what it says about the engine's speed.
+func (f *flight) learn(now time.Time) {
 	a := f.a
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -118,10 +127,11 @@ func (f *flight) first(now time.Time) {
 // predicted says that the prefill should be over by now, for answers that do not show it (not streamed).
 func (f *flight) predicted(now time.Time) {
 	f.a.mu.Lock()
-	defer f.a.mu.Unlock()
 	if f.leavePrompt(now) {
 		f.guess = true
 	}
+	f.a.mu.Unlock()
+	f.pass.predicted(now)
 }
 
 // leavePrompt moves the request from waiting to running; false if it had left or is over.
@@ -162,12 +172,16 @@ func (f *flight) sample() {
 
 // done ends the request, once, however it ended.
 func (f *flight) done(now time.Time) {
+	defer f.pass.done(now)
 	f.sample()
 	a := f.a
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if f.over {
 		return
+	}
+	if (f.prompt || f.guess) && now.After(f.at) {
+		a.bound = max(a.bound, float64(f.tokens)/now.Sub(f.at).Seconds())
 	}
 	if f.prompt {
 		a.closeBusy(now)
@@ -205,6 +219,17 @@ func (a *account) load() Load {
 	return l
 }
 
+// speed returns the prefill rate, in prompt tokens/s, and the decode step, as far as they are known.
+func (a *account) speed() (rate float64, step time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	rate = a.rate
+	if rate == 0 {
+		rate = max(defaultPrefillRate, a.bound)
+	}
+	return rate, time.Duration(a.step * float64(time.Second))
+}
+
 // defaultPrefillRate is believed of an engine that has not been measured (design section 7).
 const defaultPrefillRate = 2000 // prompt tokens/s
 
@@ -214,7 +239,7 @@ func (a *account) prefillTime() time.Duration {
 	defer a.mu.Unlock()
 	rate := a.rate
 	if rate == 0 {
-		rate = defaultPrefillRate
+		rate = max(defaultPrefillRate, a.bound)
 	}
 	return time.Duration(float64(a.pending) / rate * float64(time.Second))
 }

@@ -2,8 +2,8 @@ package proxy
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -39,8 +39,10 @@ type exchange struct {
 	class pathClass
 	path  string // raw, without the query
 
-	id     string // request id
-	header Header // cleaned fields, as they go on
+	id     string   // request id
+	header Header   // cleaned fields, as they go on
+	out    Outgoing // the newest attempt's
+	held   bool     // others have seen it in the gate's queue
 	body   *body
 	peek   Peek
 	req    routing.Request
@@ -48,6 +50,7 @@ type exchange struct {
 
 	arrived time.Time
 	ctx     context.Context
+	watch   *watch        // of the attempt under way
 	first   time.Duration // most time to the first content; 0 or less = no limit
 	idle    time.Duration // most silence after it; likewise
 
@@ -59,6 +62,13 @@ type exchange struct {
 	deaths     int     // replicas that died with this request in their prefill
 	saved      *answer // newest refusal, to be passed on if nobody does better
 	askNote    askNote // of the newest pick
+
+	// How it waits and moves, see stage.go.
+	ticket  uint64    // of the thief that it goes to
+	fixed   bool      // it may not be given away (again)
+	moved   leave     // where the newest attempt's target says that it went
+	moves   int       // how often
+	refused *apiError // by our own gate
 
 	// What the client has got.
 	headOut bool
@@ -79,12 +89,19 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 	defer p.inflight.Add(-1)
 	rnd := p.rnds.Get().(*mathrand.Rand)
 	defer p.rnds.Put(rnd)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(errCauseDone)
-	defer context.AfterFunc(p.cut, func() { cancel(errCauseDrain) })()
+	l, ok := ctx.(*life)
+	if !ok {
+		l = new(life)
+		defer newAttempt(ctx, l)()
+	}
+	p.lives.add(l)
+	defer p.lives.remove(l)
+	defer l.end(errCauseDone)
 
-	x := &exchange{p: p, role: r, in: in, down: down, rnd: rnd, ctx: ctx, arrived: time.Now(), log: p.log}
+	x := p.exchanges.Get().(*exchange)
+	x.p, x.role, x.in, x.down, x.rnd, x.ctx, x.arrived, x.log = p, r, in, down, rnd, l, time.Now(), p.log
 	x.tried = x.tries[:0]
+	defer x.recycle()
 	x.body = newBody(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
 	defer x.body.release()
 	x.path, _, _ = strings.Cut(in.Target, "?")
@@ -96,6 +113,27 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 		return
 	}
 	x.run()
+}
+
+// recycle makes x ready for another request and keeps its buffers; what was held or saved stays with those who may
+// still look at it.
+func (x *exchange) recycle() {
+	if x.held {
+		return
+	}
+	clear(x.header)
+	clear(x.out.Header)
+	s := &x.sift
+	if cap(s.held)+cap(s.out)+cap(s.scan.plain) > largePiece {
+		s.held, s.out, s.scan.plain = nil, nil, nil
+	}
+	keep := exchange{header: x.header[:0], out: Outgoing{Header: x.out.Header[:0]}}
+	keep.sift = sift{held: s.held[:0], out: s.out[:0]}
+	keep.sift.scan.plain = s.scan.plain[:0]
+	keep.rec.Attempts = x.rec.Attempts[:0]
+	p := x.p
+	*x = keep
+	p.exchanges.Put(x)
 }
 
 // admit refuses what can be refused before the body is read.
@@ -134,7 +172,7 @@ func (x *exchange) run() {
 	if x.class.Kind == pathModels && x.serveModels() {
 		return
 	}
-	x.header = cleanRequest(x.in, x.role == roleTarget)
+	x.header = cleanRequest(x.header, x.in, x.role == roleTarget)
 	x.grpc = x.in.HTTP2 && isGRPC(x.in.Header)
 	if !x.read() {
 		return
@@ -144,6 +182,7 @@ func (x *exchange) run() {
 	x.fillRequest()
 	defer x.setLimits()()
 	if x.role == roleTarget {
+		x.readMoveFields()
 		x.serveTarget()
 		return
 	}
@@ -253,9 +292,10 @@ func (x *exchange) requestID() string {
 	if id := x.in.Header.Get(headerRequestID); validRequestID(id) {
 		return strings.Clone(id) // it outlives the request's head in the log of picks
 	}
-	var b [12]byte
-	_, _ = rand.Read(b[:])
-	return "gv-" + hex.EncodeToString(b[:])
+	b := append(make([]byte, 0, 27), "gv-"...)
+	b = hex.AppendEncode(b, binary.BigEndian.AppendUint64(make([]byte, 0, 8), x.rnd.Uint64()))
+	b = hex.AppendEncode(b, binary.BigEndian.AppendUint32(make([]byte, 0, 4), x.rnd.Uint32()))
+	return string(b)
 }
 
 // serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
@@ -281,6 +321,18 @@ func (x *exchange) serveEntry() {
 		v := x.try(d)
 		if v == verdictDone || v == verdictGone {
 			return
+		}
+		if v == verdictMoved {
+			// Neither an attempt nor charged, and the replica counts as untried.
+			if x.moves++; x.moves > maxMoves || !x.body.again() {
+				x.giveUp(v)
+				return
+			}
+			if d = x.after(); d.Peer == nil {
+				x.giveUp(v)
+				return
+			}
+			continue
 		}
 		x.tried = append(x.tried, d.Peer.Boot())
 		if x.deaths >= deadlyDeaths {
@@ -356,6 +408,8 @@ func (x *exchange) giveUp(v verdict) {
 	switch {
 	case x.headOut:
 		x.breakOff(v)
+	case x.refused != nil && (v == verdictRefused || v == verdictBusy) && x.saved == nil:
+		x.fail(x.refused)
 	case x.saved != nil && v != verdictCut && v != verdictTimeout:
 		x.passSaved()
 	case v == verdictTimeout:
@@ -363,7 +417,7 @@ func (x *exchange) giveUp(v verdict) {
 		x.outcome = outcomeTimeout
 	case v == verdictNoConnect && x.role == roleTarget:
 		x.fail(errEngineRefused)
-	case v == verdictNoConnect:
+	case v == verdictNoConnect, v == verdictMoved:
 		x.fail(errNoneUsable)
 	case v == verdictError:
 		x.breakOff(v)
@@ -383,7 +437,7 @@ var (
 )
 
 // fail answers with an error of our own, or, behind a head, ends the stream with it.
-func (x *exchange) fail(e *apiError) {
+func (x *exchange) fail(e *apiError, more ...Field) {
 	x.p.metrics.refusals.add(e.Reason)
 	if x.outcome == "" {
 		x.outcome = outcomeRefused
@@ -395,6 +449,7 @@ func (x *exchange) fail(e *apiError) {
 	h := &ResponseHead{Status: e.Status}
 	e.Headers(x.rnd.Float64(), h.Header.Add)
 	b := e.Body()
+	h.Header = append(h.Header, more...)
 	h.Length = int64(len(b))
 	if x.in.Method == methodHead {
 		b = nil
@@ -462,7 +517,7 @@ func (x *exchange) account() {
 	if !x.firstAt.IsZero() {
 		r.TTFTMS = ms(x.firstAt.Sub(x.arrived))
 	}
-	x.p.picks.add(*r)
+	x.p.picks.add(r)
 	if x.log.Enabled(x.ctx, slog.LevelDebug) {
 		x.log.Debug("request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
 			"status", r.Status, "attempts", len(r.Attempts), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)

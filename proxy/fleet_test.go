@@ -237,6 +237,7 @@ func (f *fleet) client(h2 bool) *http.Client {
 func (f *fleet) stop() {
 	f.hc.CloseIdleConnections()
 	for _, p := range f.agents {
+		p.gate.close()
 		p.engine.close()
 		p.links.closeAll()
 		p.questions.close()
@@ -262,6 +263,7 @@ func (f *fleet) idle() {
 		l := p.Load()
 		require.Zero(f.t, l.Running+l.Waiting+l.PendingTokens, "engine load of agent %d", i+1)
 		require.Zero(f.t, p.Inflight(), "in flight at agent %d", i+1)
+		require.Zero(f.t, p.gate.count+p.gate.pending+len(p.gate.inside)+p.gate.queue.len()+p.gate.queue.tokens(), "gate of agent %d", i+1)
 		require.Zero(f.t, p.bodies.used.Load(), "body memory of agent %d", i+1)
 		for _, peer := range p.cfg.Table.Snapshot().Peers() {
 			require.Zero(f.t, peer.Inflight(), "agent %d to %d", i+1, peer.Boot())

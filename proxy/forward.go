@@ -6,6 +6,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,11 +36,11 @@ type attempt struct {
 	flight  *flight // at our own engine
 	at      time.Time
 	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
+	stages  stages  // what a peer's agent said on the way
 
 	mu    sync.Mutex
 	first bool // the prefill is over, as far as we can tell
 	ended bool
-	timer *time.Timer
 }
 
 // try sends the request to d.Peer and passes on whatever may be passed on. Any verdict but done and gone leaves the
@@ -60,8 +61,8 @@ func (x *exchange) begin(d routing.Decision) *attempt {
 	now := time.Now()
 	m := d.Peer.Member()
 	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.Score, p: x.p}
-	if x.role == roleTarget {
-		a.tokens = x.req.PromptTokens
+	if a.self {
+		a.tokens = x.uncached()
 	}
 	a.tokens = max(1, a.tokens) // as the table counts it
 	d.Peer.Sent(a.tokens, now)
@@ -77,14 +78,9 @@ func (x *exchange) begin(d routing.Decision) *attempt {
 	x.rec.Attempts = append(x.rec.Attempts, pa)
 	x.attempt = &x.rec.Attempts[len(x.rec.Attempts)-1]
 	if a.self {
-		x.p.metrics.toSelf.Add(1)
-		a.flight = x.p.account.start(a.tokens, now)
+		x.p.metrics.toSelf.Add(1) // it starts behind the gate
 	} else {
 		x.p.metrics.toPeer.Add(1)
-	}
-	if !x.peek.Stream {
-		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
-		a.timer = time.AfterFunc(a.prefillTime(x.p), func() { a.predicted(time.Now()) })
 	}
 	return a
 }
@@ -136,9 +132,6 @@ func (a *attempt) end(o routing.Outcome, now time.Time) {
 		return
 	}
 	a.ended = true
-	if a.timer != nil {
-		a.timer.Stop()
-	}
 	left := a.tokens
 	if a.first {
 		left = 0
@@ -169,8 +162,7 @@ func (x *exchange) upstream(a *attempt) upstream {
 // outgoing makes the request as the replica gets it.
 func (x *exchange) outgoing(a *attempt) *Outgoing {
 	p := x.p
-	h := make(Header, len(x.header), len(x.header)+2)
-	copy(h, x.header)
+	h := append(slices.Grow(x.out.Header[:0], len(x.header)+4), x.header...)
 	if a.self {
 		h.DelFunc(func(name string) bool { return hasPrefixFold(name, headerPrefix) })
 		if p.cfg.EngineAPIKey != "" {
@@ -178,8 +170,10 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 		}
 	} else {
 		h.Set(headerHop, p.hop)
+		x.moveFields(&h, a.peer)
 	}
-	o := &Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
+	o := &x.out
+	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
 	b := x.body
 	switch {
 	case b.src == nil:
@@ -200,14 +194,32 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 
 // send runs the attempt: request, head, body. Its outcome is for the replica's books.
 func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
-	ctx, cancel := context.WithCancelCause(x.ctx)
-	defer cancel(errCauseDone)
-	w := newWatch(cancel, x.first, errCauseFirst)
-	defer w.stop()
+	ctx := new(life)
+	if stop := newAttempt(x.ctx, ctx); stop != nil {
+		defer stop()
+	}
+	defer ctx.end(errCauseDone)
+	w := x.p.watches.Get().(*watch)
+	w.start(ctx.end, x.first, errCauseFirst)
+	defer func() { w.stop(); x.watch = nil; x.p.watches.Put(w) }()
+	x.watch = w
+	if !x.peek.Stream && !a.self {
+		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
+		w.predict(a, a.prefillTime(x.p))
+	}
 
+	if a.self {
+		if v, o, ok := x.enter(ctx, a, w); !ok {
+			return v, o
+		}
+	}
 	up := x.upstream(a)
 	sent := time.Now()
-	ans, err := up.Send(ctx, x.outgoing(a))
+	out := x.outgoing(a)
+	if !a.self {
+		out.Interim = x.onInterim(a, w)
+	}
+	ans, err := up.Send(ctx, out)
 	var se *SendError
 	if errors.As(err, &se) && se.Stage == StageNoReply && se.Reused && ctx.Err() == nil && x.body.again() &&
 		time.Since(sent) < reusedWindow {
@@ -221,6 +233,9 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 		}
 	}
 	if err != nil {
+		if a.stages.notRun() && x.ctx.Err() == nil {
+			return verdictNoConnect, routing.OutcomeRefused // its agent ended while it held the request
+		}
 		return x.sendFailed(ctx, err)
 	}
 	if !a.self {
@@ -279,6 +294,10 @@ func (x *exchange) judge(a *attempt, ans *Answer) (v verdict, o routing.Outcome,
 	reason := ""
 	if !a.self {
 		reason = h.Header.Get(headerReason)
+		if l, ok := movedTo(h.Header.Get(headerMoved)); ok && reason == errMoved.Reason && x.role == roleEntry {
+			x.moved = l
+			return verdictMoved, routing.OutcomeCancelled, false
+		}
 	}
 	cleanResponse(&h.Header, !a.self)
 	if x.role == roleTarget {
@@ -376,10 +395,12 @@ func classifyRefusal(reason string) (verdict, routing.Outcome) {
 		return verdictCut, routing.OutcomeReset
 	case errFirstByte.Reason, errDeadline.Reason:
 		return verdictTimeout, routing.OutcomeTimeout
-	case errTooManyRequests.Reason, errBodyMemory.Reason, errAllFull.Reason:
+	case errTooManyRequests.Reason, errBodyMemory.Reason, errAllFull.Reason, errQueueFull.Reason:
 		return verdictRefused, routing.OutcomeBusy
 	case errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
 		return verdictRefused, routing.OutcomeCancelled
+	case errQueueTimeout.Reason:
+		return verdictDone, routing.OutcomeBusy // it has waited long enough
 	}
 	return verdictDone, routing.OutcomeClientError
 }

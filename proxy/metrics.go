@@ -129,6 +129,7 @@ type Metrics struct {
 	Inflight                        int   // requests under way here, both roles
 	TTFT, Duration                  Histogram
 	Ask                             AskCounts
+	Gate                            GateCounts
 }
 
 // AskCounts counts questions for exact scores: a request asks several replicas at once.
@@ -155,7 +156,7 @@ func refusalReasons() []string {
 	var out []string
 	for _, e := range []*apiError{errModelNotFound, errModelUnavailable, errNoService, errTooLong, errAllFull, errNoneUsable,
 		errDraining, errTooLarge, errBodyMemory, errTooManyRequests, errPathNotAllowed, errFirstByte, errBroken,
-		errStreamBroken, errDeadly, errLoop, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
+		errStreamBroken, errDeadly, errQueueFull, errQueueTimeout, errMoved, errLoop, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
 		out = append(out, e.Reason)
 	}
 	return out
@@ -172,7 +173,7 @@ func (p *Proxy) Metrics() Metrics {
 		BytesOut: m.bytesOut.Load(), PromptTokens: m.promptTokens.Load(), OutputTokens: m.outputTokens.Load(),
 		CachedTokens: m.cachedTokens.Load(), RetryBudget: tokens, RetryBudgetExhausted: refused,
 		BodyBytes: p.bodies.used.Load(), Inflight: int(p.inflight.Load()),
-		TTFT: m.ttft.snapshot(), Duration: m.duration.snapshot(),
+		TTFT: m.ttft.snapshot(), Duration: m.duration.snapshot(), Gate: p.gate.counts(),
 		Ask: AskCounts{Requests: m.ask.requests.Load(), Answered: m.ask.answered.Load(), Refused: m.ask.refused.Load(),
 			Missed: m.ask.missed.Load(), Changed: m.ask.changed.Load(), Given: m.ask.given.Load(), Took: m.ask.took.snapshot()},
 	}

@@ -112,6 +112,20 @@ func (d *netDown) Head(h *ResponseHead, flush bool) error {
 	return nil
 }
 
+// Interim implements interimWriter.
+func (d *netDown) Interim(h Header) error {
+	m := d.w.Header()
+	for _, f := range h {
+		m.Set(f.Name, f.Value)
+	}
+	d.deadline()
+	d.w.WriteHeader(http.StatusProcessing) // the server writes interim heads out at once
+	for _, f := range h {
+		m.Del(f.Name)
+	}
+	return nil
+}
+
 // Write implements Downstream.
 func (d *netDown) Write(p []byte) error {
 	d.deadline()

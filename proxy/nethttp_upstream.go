@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"net/url"
 	"time"
 )
@@ -79,14 +80,23 @@ func (u *netUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	}
 	target.Scheme, target.Host = u.scheme, u.host
 	var tr traceBox
+	ct := tr.client()
+	if interim := r.Interim; interim != nil { // r is used again when the attempt is over
+		ct.Got1xxResponse = func(code int, h textproto.MIMEHeader) error {
+			if code > 101 {
+				interim(fromNetHeader(http.Header(h)))
+			}
+			return nil
+		}
+	}
 	req := (&http.Request{
 		Method: r.Method, URL: target, Host: r.Host, Header: toNetHeader(r.Header), ContentLength: r.Length,
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-	}).WithContext(httptrace.WithClientTrace(ctx, tr.client()))
+	}).WithContext(httptrace.WithClientTrace(ctx, ct))
 	if r.Body != nil {
 		req.Body = r.Body
-		if r.Reopen != nil {
-			req.GetBody = func() (io.ReadCloser, error) { return r.Reopen(), nil }
+		if reopen := r.Reopen; reopen != nil {
+			req.GetBody = func() (io.ReadCloser, error) { return reopen(), nil }
 		}
 	}
 	if r.Upgrade != "" {

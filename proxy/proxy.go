@@ -68,6 +68,14 @@ type Config struct {
 	// Models lists the models of all live replicas, one entry for each replica and model.
 	Models func() []ModelEntry
 
+	// Digest is what our own engine has cached; requests that go to it are noted there. nil = nothing is known.
+	Digest *routing.Digest
+
+	NoGate       bool          // requests go to the engine at once
+	QueueLimit   int           // most requests held at the gate; negative = none, 0 = the default 1024
+	QueueTimeout time.Duration // longest wait from arrival to the engine; default 30 s
+	OnHeld       func()        // called when the number of held requests goes from 0 to 1
+
 	// Answer answers further kinds of questions of other agents from memory, by appending to reply; ok false = none.
 	Answer func(kind byte, payload, reply []byte) (answer []byte, ok bool)
 
@@ -98,6 +106,7 @@ type Proxy struct {
 	questions questions
 	askers    askers
 	account   account
+	gate      gate
 	suspicion suspicion
 	lessons   lessons
 	budget    *retryBudget
@@ -107,10 +116,11 @@ type Proxy struct {
 	picks     pickLog
 	rnds      sync.Pool // of *rand.Rand
 
-	inflight atomic.Int64
-	draining atomic.Bool
-	cut      context.Context // ends when running exchanges must
-	cutNow   context.CancelFunc
+	inflight  atomic.Int64
+	draining  atomic.Bool
+	lives     lives
+	watches   sync.Pool // of *watch at rest
+	exchanges sync.Pool // of *exchange
 }
 
 // New checks the configuration and builds a Proxy. It opens nothing.
@@ -128,6 +138,10 @@ func New(cfg Config) (*Proxy, error) {
 	def(&cfg.FirstByteTimeout, 600*time.Second)
 	def(&cfg.IdleTimeout, 120*time.Second)
 	def(&cfg.RetryBudget, 0.1)
+	def(&cfg.QueueTimeout, 30*time.Second)
+	if cfg.QueueLimit == 0 {
+		cfg.QueueLimit = 1024
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -143,12 +157,15 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.hop = formatBoot(p.self)
 	p.questions.p = p
+	p.gate = gate{off: cfg.NoGate, account: &p.account, limit: max(cfg.QueueLimit, 0), timeout: cfg.QueueTimeout, onHeld: cfg.OnHeld,
+		metrics: gateMetrics{waited: newHistogram(heldBounds)}}
 	if p.engine, err = newEngineUpstream(&p.cfg); err != nil {
 		return nil, err
 	}
 	var streams atomic.Uint64
 	p.rnds.New = func() any { return rand.New(rand.NewPCG(cfg.Seed, streams.Add(1))) }
-	p.cut, p.cutNow = context.WithCancel(context.Background())
+	p.exchanges.New = func() any { return new(exchange) }
+	p.watches.New = func() any { return &watch{base: time.Now()} }
 	return p, nil
 }
 
@@ -165,6 +182,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			p.gate.close()
 			p.questions.close()
 			p.links.closeAll()
 			p.engine.close()
@@ -184,14 +202,23 @@ func (p *Proxy) ClientHandler() http.Handler { return &handler{p: p, role: roleE
 func (p *Proxy) PeerHandler() http.Handler { return &handler{p: p, role: roleTarget} }
 
 // Load returns what is known exactly about our own engine's work.
-func (p *Proxy) Load() Load { return p.account.load() }
+func (p *Proxy) Load() Load {
+	l := p.account.load()
+	l.Held, l.HeldTokens = p.gate.load()
+	return l
+}
 
 // Inflight is how many requests are under way here, in both roles.
 func (p *Proxy) Inflight() int { return int(p.inflight.Load()) }
 
 // SetDraining begins or ends draining: answers close their connections, other agents' requests are refused so that
 // their entries move them, and our own engine serves clients only if nobody else can.
-func (p *Proxy) SetDraining(on bool) { p.draining.Store(on) }
+func (p *Proxy) SetDraining(on bool) {
+	p.draining.Store(on)
+	if on {
+		p.gate.drain()
+	}
+}
 
 // Draining reports whether SetDraining is on.
 func (p *Proxy) Draining() bool { return p.draining.Load() }
@@ -212,4 +239,4 @@ func (p *Proxy) Wait(ctx context.Context) error {
 
 // Cut ends all running exchanges, as at the end of the drain timeout: streams end with an error event and without
 // their final chunk, so that no client takes them for whole. It cannot be undone.
-func (p *Proxy) Cut() { p.cutNow() }
+func (p *Proxy) Cut() { p.lives.end(errCauseDrain) }

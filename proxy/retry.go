@@ -20,6 +20,7 @@ const (
 	verdictError                    // (b) the engine said so in a 200 stream, before any content; free once
 	verdictFailed                   // (c) another 500, 502 or 504: passed on, unless the client made it idempotent
 	verdictTimeout                  // (c) nothing came within the first-byte timeout
+	verdictMoved                    // it was held there and goes on elsewhere: neither an attempt nor charged
 	verdictBroken                   // content has gone out, or a head that no other answer can follow
 )
 

@@ -74,6 +74,16 @@ func (d *wireDown) Head(h *ResponseHead, flush bool) error {
 	return nil
 }
 
+// Interim implements interimWriter.
+func (d *wireDown) Interim(h Header) error {
+	if d.old || d.err != nil {
+		return d.err // HTTP/1.0 knows no interim heads
+	}
+	d.out = append(d.out[:0], "HTTP/1.1 102 Processing\r\n"...)
+	d.out = append(appendFields(d.out, h), '\r', '\n')
+	return d.flush()
+}
+
 func appendLength(b []byte, n int64) []byte {
 	b = append(b, "Content-Length: "...)
 	b = strconv.AppendInt(b, n, 10)

@@ -138,7 +138,7 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		closeBody(r)
 		return nil, &SendError{Stage: StageDial, Err: err}
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.nc.Close() }) // ends the read or write under way
+	stop := closeAtEnd(ctx, c.nc) // ends the read or write under way
 	fail := func(stage Stage, err error) (*Answer, error) {
 		stop()
 		_ = c.nc.Close()
@@ -149,7 +149,7 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		// An engine that refuses a large body may have answered and closed; only without an answer is it lost.
 		return fail(StageNoReply, err)
 	}
-	if err := c.readHead(r.Method); err != nil {
+	if err := c.readHead(r.Method, r.Interim); err != nil {
 		if c.w > 0 {
 			return fail(StageHead, err)
 		}
@@ -204,10 +204,11 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 	}
 	done := make(chan struct{})
 	head := append([]byte(nil), b...)
+	body, length := r.Body, r.Length // r is used again when the attempt is over
 	go func() {
 		defer close(done)
-		defer r.Body.Close()
-		if c.writeBody(head, r.Body, r.Length) != nil {
+		defer body.Close()
+		if c.writeBody(head, body, length) != nil {
 			// What was announced did not come: the engine must not wait for the rest of it. Reads go on, for an
 			// early answer.
 			if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
@@ -292,7 +293,7 @@ func appendFields(b []byte, h Header) []byte {
 }
 
 // readHead reads until the answer's head is whole, interim answers but 101 left behind.
-func (c *wireConn) readHead(method string) error {
+func (c *wireConn) readHead(method string, interim func(Header)) error {
 	for {
 		if c.buf != nil && c.w > c.r {
 			n, err := h1.ParseResponse((*c.buf)[c.r:c.w], &c.resp, unsafeBytes(method))
@@ -304,6 +305,9 @@ func (c *wireConn) readHead(method string) error {
 					c.keepHead(n)
 					return nil
 				}
+				if interim != nil && c.resp.Status > 101 {
+					interim(c.interim())
+				}
 				c.r += n
 				continue
 			}
@@ -312,6 +316,15 @@ func (c *wireConn) readHead(method string) error {
 			return err
 		}
 	}
+}
+
+// interim makes the core's form of an interim head's fields; they are copies.
+func (c *wireConn) interim() Header {
+	h := make(Header, 0, len(c.resp.Fields))
+	for _, f := range c.resp.Fields {
+		h = append(h, Field{string(f.Name), string(f.Value)})
+	}
+	return h
 }
 
 // keepHead moves the head into memory of its own, so that the fields outlive the buffer, and parses it there.

@@ -24,10 +24,11 @@ const (
 	ReasonAllFull             // replicas exist, but all are full or refuse this class: 429
 	ReasonAllTried            // every usable replica was tried
 	ReasonNoneUsable          // all are draining, down, ejected or gone: 503
+	ReasonMoved               // an idle agent pulled it while it was held
 )
 
 var reasonNames = [...]string{"none", "self", "best", "prefix", "only", "asked", "turn", "random", "hash", "panic",
-	"unknown_model", "no_model", "no_service", "too_long", "all_full", "all_tried", "none_usable"}
+	"unknown_model", "no_model", "no_service", "too_long", "all_full", "all_tried", "none_usable", "moved"}
 
 // String returns the lower-case name used as a metric label and in x-grapevine-reason.
 func (r Reason) String() string {

@@ -1,0 +1,192 @@
+package proxy
+
+import (
+	"context"
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// hold is a request that waits at the gate: a claim on our engine. Whoever takes it out of the queue, under the gate's
+// lock, owns what happens next; so it starts here or moves, never both.
+type hold struct {
+	g      *gate
+	req    *routing.Request
+	tokens int  // prompt tokens that our engine must compute
+	blind  bool // its first token will not be seen
+	fixed  bool // it was moved once already: it stays
+	since  time.Time
+	ready  chan leave // capacity 1
+}
+
+// holdQueue is the order in which held requests go to the engine: first come, first served. The gate's lock guards it.
+type holdQueue struct {
+	list []*hold
+	sum  int // prompt tokens
+}
+
+func (q *holdQueue) len() int    { return len(q.list) }
+func (q *holdQueue) tokens() int { return q.sum }
+
+func (q *holdQueue) push(h *hold) {
+	q.list = append(q.list, h)
+	q.sum += h.tokens
+}
+
+// head returns the one whose turn is next, or nil.
+func (q *holdQueue) head() *hold {
+	if len(q.list) == 0 {
+		return nil
+	}
+	return q.list[0]
+}
+
+// remove takes h out and reports whether it was in.
+func (q *holdQueue) remove(h *hold) bool {
+	for i, x := range q.list {
+		if x == h {
+			q.list = append(q.list[:i], q.list[i+1:]...)
+			q.sum -= h.tokens
+			return true
+		}
+	}
+	return false
+}
+
+// each calls f in the order of turns, with the prompt tokens before each, until it returns false.
+func (q *holdQueue) each(f func(h *hold, before int) bool) {
+	before := 0
+	for _, h := range q.list {
+		if !f(h, before) {
+			return
+		}
+		before += h.tokens
+	}
+}
+
+// Errors of the gate.
+var (
+	errQueueFull = &apiError{Status: 429, Code: "queue_full", Reason: "queue_full", RetryAfter: time.Second,
+		Message: "Too many requests are waiting for this replica."}
+	errQueueTimeout = &apiError{Status: 429, Code: "queue_timeout", Reason: "queue_timeout", RetryAfter: 5 * time.Second,
+		Message: "The request has waited too long for a free replica."}
+)
+
+// errMoved is a target's answer to an entry agent whose request it has given away; never for clients.
+var errMoved = &apiError{Status: 503, Code: "moved", Reason: "moved", RetryAfter: time.Second,
+	Message: "The request was handed to another replica."}
+
+// gated reports whether the request waits at the gate: only those whose prefill can be told from their path.
+func (x *exchange) gated() bool {
+	return !x.p.gate.off && !x.grpc && x.in.Upgrade == "" && x.req.PromptTokens > 0 &&
+		x.class.Service&(routing.ServeChat|routing.ServeCompletions|routing.ServeResponses|routing.ServeMessages) != 0
+}
+
+// enter brings an attempt at our own engine through the gate. ok false: it came to v instead.
+func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, o routing.Outcome, ok bool) {
+	if !x.gated() {
+		x.start(a, nil, time.Now())
+		return 0, 0, true
+	}
+	now := time.Now()
+	h := &hold{req: &x.req, tokens: a.tokens, blind: !x.peek.Stream, fixed: x.fixed, ready: make(chan leave, 1)}
+	p, refused := x.p.gate.arrive(h, x.ticket, now)
+	x.ticket = 0
+	if refused != nil {
+		return x.refuse(refused)
+	}
+	if p == nil {
+		if p, v, o = x.wait(ctx, h, w); p == nil {
+			return v, o, false
+		}
+	}
+	x.start(a, p, time.Now())
+	return 0, 0, true
+}
+
+// wait holds the request until its turn comes, or something else ends the wait.
+func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict, routing.Outcome) {
+	g := &x.p.gate
+	x.held = true
+	w.set(0, errCauseFirst) // the wait for the first byte counts from the start at the engine
+	x.stage(stageHeld)
+	limit := time.NewTimer(max(g.timeout-time.Since(x.arrived), 0))
+	defer limit.Stop()
+	select {
+	case l := <-h.ready:
+		switch l.how {
+		case leftStolen:
+			x.moved = l
+			return x.passOn()
+		case leftDrained:
+			x.moved = leave{how: leftDrained}
+			return x.passOn()
+		}
+		w.set(x.first, errCauseFirst)
+		x.stage(stageStarted)
+		return l.pass, 0, 0
+	case <-ctx.Done():
+		g.drop(h, time.Now())
+		if x.ctx.Err() == nil { // the attempt was ended, not the exchange
+			return nil, verdictCut, routing.OutcomeCancelled
+		}
+		return nil, x.stopped(), routing.OutcomeCancelled
+	case <-limit.C:
+		g.drop(h, time.Now())
+		g.metrics.timedOut.Add(1)
+		rate, _ := g.account.speed()
+		_, tokens := g.load()
+		e := errQueueTimeout.with(errQueueTimeout.Message, time.Duration(float64(tokens)/rate*float64(time.Second)))
+		x.fail(e)
+		return nil, verdictDone, routing.OutcomeBusy
+	}
+}
+
+// passOn ends an attempt whose request left our queue for another replica.
+func (x *exchange) passOn() (*pass, verdict, routing.Outcome) {
+	if x.role == roleEntry {
+		return nil, verdictMoved, routing.OutcomeCancelled
+	}
+	if x.moved.how == leftDrained {
+		x.fail(errDraining)
+	} else {
+		x.failMoved()
+	}
+	return nil, verdictDone, routing.OutcomeCancelled
+}
+
+// refuse ends an attempt that our own gate did not take: an entry looks elsewhere.
+func (x *exchange) refuse(e *apiError) (verdict, routing.Outcome, bool) {
+	if x.role == roleEntry {
+		x.refused = e
+		return verdictRefused, routing.OutcomeBusy, false
+	}
+	x.fail(e)
+	return verdictDone, routing.OutcomeBusy, false
+}
+
+// start counts the request as given to our own engine.
+func (x *exchange) start(a *attempt, p *pass, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.flight = x.p.account.start(a.tokens, now)
+	a.flight.pass = p
+	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
+		d.Touch(x.req.Prefix)
+	}
+	if !x.peek.Stream {
+		x.watch.predict(a, x.p.account.prefillTime())
+	}
+}
+
+// SetEngine takes a reading of our own engine's pages.
+func (p *Proxy) SetEngine(v EngineView) { p.gate.see(v, time.Now()) }
+
+// uncached returns how many prompt tokens our own engine must compute for the request, at least 1.
+func (x *exchange) uncached() int {
+	n := x.req.PromptTokens
+	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
+		n -= min(d.Match(x.req.Prefix)*routing.PrefixBlockTokens, n-1)
+	}
+	return max(1, n)
+}

@@ -1,0 +1,131 @@
+package proxy
+
+import (
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// Between agents the exchange itself says what becomes of a request (design section 5.4). The entry agent announces that
+// it understands, and whether the request may be given away; the target says held as soon as it waits at its gate, and
+// started just before the engine gets the first byte, as interim 102 heads. A request that goes to the engine at once
+// says neither: it counts as started, and costs no further packet.
+const (
+	headerStages = "x-grapevine-stages" // on requests: stagesMovable or stagesFixed
+	headerStage  = "x-grapevine-stage"  // on interim answers
+	headerMoved  = "x-grapevine-moved"  // on the answer that ends a moved request: thief's boot id, ticket
+	headerTicket = "x-grapevine-ticket" // on requests: the thief's own word that it takes this one
+
+	stagesMovable = "1"
+	stagesFixed   = "0"
+
+	stageHeld    = "held"
+	stageStarted = "started"
+)
+
+// maxMoves bounds how often one request is moved or handed over: stolen once, and drains.
+const maxMoves = 4
+
+// stages is what an attempt's target said so far. The upstream's goroutines set it.
+type stages struct{ held, started atomic.Bool }
+
+// notRun reports whether the target said that it holds the request and never that it started.
+func (s *stages) notRun() bool { return s.held.Load() && !s.started.Load() }
+
+// interimWriter is a Downstream that can say something before its answer.
+type interimWriter interface {
+	// Interim sends an interim 102 head.
+	Interim(h Header) error
+}
+
+// stage says to the entry agent what becomes of its request.
+func (x *exchange) stage(name string) {
+	if x.role != roleTarget || x.in.Header.Get(headerStages) == "" {
+		return
+	}
+	if w, ok := x.down.(interimWriter); ok {
+		_ = w.Interim(Header{{headerStage, name}}) // a lost entry ends the exchange by itself
+	}
+}
+
+// onInterim takes what a target says.
+func (x *exchange) onInterim(a *attempt, w *watch) func(Header) {
+	return func(h Header) {
+		switch h.Get(headerStage) {
+		case stageHeld:
+			a.stages.held.Store(true)
+			w.set(0, errCauseFirst) // it counts from the start at the engine
+		case stageStarted:
+			a.stages.started.Store(true)
+			w.set(x.first, errCauseFirst)
+		}
+	}
+}
+
+// moveFields adds to a request for another agent what it needs to hold and move it.
+func (x *exchange) moveFields(h *Header, peer *routing.Peer) {
+	if peer.Member().Version < routing.AskVersion || x.p.gate.off {
+		return
+	}
+	stages := stagesMovable
+	if x.fixed || !x.body.complete() {
+		stages = stagesFixed
+	}
+	h.Set(headerStages, stages)
+	if x.ticket != 0 {
+		h.Set(headerTicket, strconv.FormatUint(x.ticket, 16))
+		x.ticket = 0
+	}
+}
+
+// readMoveFields takes from a request what moveFields added.
+func (x *exchange) readMoveFields() {
+	x.fixed = x.in.Header.Get(headerStages) != stagesMovable
+	if t, ok := parseBoot(x.in.Header.Get(headerTicket)); ok {
+		x.ticket = t
+	}
+}
+
+// movedTo reads where a target says that the request went.
+func movedTo(v string) (l leave, ok bool) {
+	boot, ticket, _ := strings.Cut(v, " ")
+	if l.thief, ok = parseBoot(boot); !ok {
+		return leave{}, false
+	}
+	if l.ticket, ok = parseBoot(ticket); !ok {
+		return leave{}, false
+	}
+	l.how = leftStolen
+	return l, true
+}
+
+// failMoved answers the entry agent that its request was given to another one.
+func (x *exchange) failMoved() {
+	e := *errMoved
+	x.fail(&e, Field{headerMoved, formatBoot(x.moved.thief) + " " + formatBoot(x.moved.ticket)})
+}
+
+// after says where a request goes that was moved: to the thief with its ticket, or to whom the policy picks.
+func (x *exchange) after() routing.Decision {
+	l := x.moved
+	x.moved = leave{}
+	if l.how == leftStolen {
+		x.fixed = true
+		if p := x.p.cfg.Table.Peer(l.thief); p != nil && !x.wasTried(l.thief) {
+			x.ticket = l.ticket
+			return routing.Decision{Peer: p, Tokens: x.req.PromptTokens, Reason: routing.ReasonMoved}
+		}
+	}
+	return x.pick()
+}
+
+func (x *exchange) wasTried(boot uint64) bool {
+	for _, b := range x.tried {
+		if b == boot {
+			return true
+		}
+	}
+	return false
+}
