@@ -113,7 +113,8 @@ func addrs(agents []*agent) (out []string) {
 	return out
 }
 
-// A real Serf cluster of 64: complete soon, quiet for a minute, one killed and one leaving.
+// A real Serf cluster of 64: complete soon, quiet for a minute, one killed (usually known to all within 5 s, in rare runs
+// 6.6 s) and one leaving.
 func TestCluster64(t *testing.T) {
 	wall := time.Now()
 	synctest.Test(t, func(t *testing.T) {
@@ -133,7 +134,7 @@ func TestCluster64(t *testing.T) {
 		victim := c.agents[63]
 		c.agents = c.agents[:63]
 		victim.kill()
-		took = c.until(7*time.Second, "kill known", func() bool { return c.saw("failed n63.") == 63 })
+		took = c.until(10*time.Second, "kill known", func() bool { return c.saw("failed n63.") == 63 })
 		t.Logf("kill known to all after %v", took)
 
 		leaver := c.agents[62]
@@ -176,7 +177,7 @@ func TestJoinAndKill(t *testing.T) {
 
 		c.agents = c.agents[:10]
 		late.kill()
-		took = c.until(6*time.Second, "failed", func() bool { return c.saw("failed late.") == 10 })
+		took = c.until(9*time.Second, "failed", func() bool { return c.saw("failed late.") == 10 })
 		t.Logf("kill known to all after %v", took)
 		assert.True(t, c.complete())
 	})

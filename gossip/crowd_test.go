@@ -126,7 +126,7 @@ func crowd(t *testing.T, n int, profile string, window, oldest time.Duration) {
 		r := load(1)
 		r.Flags = routing.FlagDraining
 		<-c.agents[5].PublishNow(r, 3)
-		took = c.until(5*time.Second, "drain known to all", func() bool {
+		took = c.until(10*time.Second, "drain known to all", func() bool {
 			for _, a := range c.agents {
 				if a != c.agents[5] && a.report(c.agents[5].boot).Flags != routing.FlagDraining {
 					return false
