@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net"
+	"slices"
 	"strings"
 )
 
@@ -89,10 +90,10 @@ func wantsTrailers(h Header) bool {
 }
 
 // cleanRequest makes a client's fields fit to be sent on: hop-by-hop fields first, so that Connection cannot name
-// what is added afterwards, then ours and other gateways'. trusted keeps ours (they came from an agent).
-func cleanRequest(in *RequestHead, trusted bool) Header {
-	h := make(Header, 0, len(in.Header)+6)
-	h = append(h, in.Header...)
+// what is added afterwards, then ours and other gateways'. trusted keeps ours (they came from an agent). h is memory
+// that may be used.
+func cleanRequest(h Header, in *RequestHead, trusted bool) Header {
+	h = append(slices.Grow(h[:0], len(in.Header)+6), in.Header...)
 	trailers := wantsTrailers(h)
 	stripHopByHop(&h)
 	if !trusted {

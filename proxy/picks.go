@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -50,10 +51,13 @@ type pickLog struct {
 	n    uint64 // records ever written
 }
 
-func (l *pickLog) add(r PickRecord) {
+func (l *pickLog) add(r *PickRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ring[l.n%pickRing] = r
+	at := &l.ring[l.n%pickRing]
+	own := append(at.Attempts[:0], r.Attempts...) // r's are used again
+	*at = *r
+	at.Attempts = own
 	l.n++
 }
 
@@ -66,6 +70,7 @@ func (p *Proxy) Picks(id string) []PickRecord {
 	for i := uint64(0); i < min(l.n, pickRing); i++ {
 		r := l.ring[(l.n-1-i)%pickRing]
 		if id == "" || r.ID == id {
+			r.Attempts = slices.Clone(r.Attempts)
 			out = append(out, r)
 		}
 	}
