@@ -189,7 +189,7 @@ func (a *auto) askList(c *candidates, owner int, d *Decision, rnd *rand.Rand) {
 		}
 	}
 	limit := c.n
-	if len(c.g.entries) > wholeFleet || a.ask != 3 {
+	if len(c.g.entries) > wholeFleet || !a.whole {
 		limit = min(a.ask, c.n)
 	}
 	others := 0

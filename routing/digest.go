@@ -1,6 +1,8 @@
 package routing
 
 import (
+	"maps"
+	"slices"
 	"sync"
 )
 
@@ -168,14 +170,14 @@ func (d *Digest) Delta(boot uint64, limit int) (Delta, bool) {
 	}
 	d.seq++
 	x := Delta{Boot: boot, Seq: d.seq}
-	for b := range d.added {
-		if len(x.Added) == limit {
-			break
+	// What was used last goes first, and of a chain its first block: without that one the others say nothing.
+	for n := d.head; n != noNode && len(d.added) > 0 && len(x.Added) < limit; n = d.nodes[n].next {
+		if b := d.nodes[n].block; has(d.added, b) {
+			x.Added = append(x.Added, b)
+			delete(d.added, b)
 		}
-		x.Added = append(x.Added, b)
-		delete(d.added, b)
 	}
-	for b := range d.dropped {
+	for _, b := range slices.Sorted(maps.Keys(d.dropped)) {
 		if len(x.Added)+len(x.Dropped) == limit {
 			break
 		}
@@ -183,6 +185,11 @@ func (d *Digest) Delta(boot uint64, limit int) (Delta, bool) {
 		delete(d.dropped, b)
 	}
 	return x, true
+}
+
+func has(set map[uint32]struct{}, b uint32) bool {
+	_, ok := set[b]
+	return ok
 }
 
 // Seq returns the sequence number of the newest delta, for the load record.

@@ -11,14 +11,16 @@ type PolicyOption func(*options)
 
 type options struct {
 	ask     int
+	whole   bool // a fleet of up to MaxAsk is asked whole
 	vnodes  int
 	bound   float64
 	output  float64
 	digests bool
 }
 
-// WithAsk sets how many replicas "auto" asks above 16 members (default 3; 0 = none are ever asked).
-func WithAsk(n int) PolicyOption { return func(o *options) { o.ask = n } }
+// WithAsk sets how many replicas "auto" asks, whatever the fleet (0 = none). By default it asks all of up to 16 members,
+// and three of more.
+func WithAsk(n int) PolicyOption { return func(o *options) { o.ask, o.whole = n, false } }
 
 // WithDigests says whether "auto" uses the peers' prefix digests and owners (default true).
 func WithDigests(on bool) PolicyOption { return func(o *options) { o.digests = on } }
@@ -38,7 +40,7 @@ var PolicyNames = []string{"auto", "p2c", "round_robin", "weighted_round_robin",
 
 // NewPolicy returns the policy of that name ("" = auto), or an error that lists the names.
 func NewPolicy(name string, opts ...PolicyOption) (Policy, error) {
-	o := options{ask: 3, vnodes: 160, bound: 1.25, output: 256, digests: true}
+	o := options{ask: 3, whole: true, vnodes: 160, bound: 1.25, output: 256, digests: true}
 	for _, f := range opts {
 		f(&o)
 	}

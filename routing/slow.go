@@ -93,7 +93,7 @@ func (t *Table) setSlowness(now tick) {
 		slices.Sort(ratios)
 		median = max(0.01, ratios[len(ratios)/2])
 	}
-	for _, p := range t.peers {
+	for _, p := range t.snap.Load().peers { // in order, since each ejection counts for the next
 		p.mu.Lock()
 		f := 0.0
 		if median > 0 && p.slowN >= windowMin && now-p.slowAt <= slowFor {

@@ -21,10 +21,14 @@ import (
 
 func main() {
 	policy := flag.String("policy", "auto", "the policy under test")
-	ask := flag.Int("ask", 3, "how many replicas are asked in a fleet of more than 16 (other than 3: in any fleet)")
+	ask := flag.Int("ask", -1, "how many replicas are asked, in any fleet; -1 = as the product: all of up to 16, three of more")
 	digests := flag.Bool("digests", true, "use prefix digests and owners")
 	flag.Parse()
-	p, err := routing.NewPolicy(*policy, routing.WithAsk(*ask), routing.WithDigests(*digests))
+	opts := []routing.PolicyOption{routing.WithDigests(*digests)}
+	if *ask >= 0 {
+		opts = append(opts, routing.WithAsk(*ask))
+	}
+	p, err := routing.NewPolicy(*policy, opts...)
 	if err == nil {
 		err = serve(os.Stdin, os.Stdout, p)
 	}
