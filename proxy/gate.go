@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -9,25 +8,8 @@ import (
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// The gate holds requests at the agent while the engine could not start them now: there they can still be moved,
-// ordered and counted, in the engine's own queue they cannot (design section 5.3).
-const (
-	// gateAhead is how much prefill, in time, the engine is given ahead, so that it never runs dry before our next
-	// request reaches it: one engine step and the way there. gateMost is the same in prompt tokens, about a tenth of
-	// the budget of a large engine's step; gateLeast keeps short prompts together.
-	gateAhead = 30 * time.Millisecond
-	gateMost  = 800 // prompt tokens
-	gateLeast = 64  // prompt tokens
-	// gateBudget is what a large engine takes in one step. A request that has waited gatePatience without being moved
-	// is in a saturated fleet, where holding back gains nothing and full steps are what counts: up to then the limit
-	// grows to the whole budget.
-	gateBudget   = 8192 // prompt tokens
-	gatePatience = 500 * time.Millisecond
-	// gateTurn is how often the gate looks by itself while somebody is held.
-	gateTurn = 10 * time.Millisecond
-	// gateFullKV is the share of the KV cache from which on an engine with work gets nothing more.
-	gateFullKV = 0.97
-)
+// gateTurn is how often the gate looks by itself while somebody is held.
+const gateTurn = 10 * time.Millisecond
 
 // EngineView is what the newest reading of our own engine's pages says; what a page lacks stays unknown.
 type EngineView struct {
@@ -39,7 +21,9 @@ type EngineView struct {
 	Foreign           int                  // requests there that did not pass through us
 }
 
-// gate is the gate of our own engine. It is safe for concurrent use.
+// gate is the gate of our own engine: it holds requests at the agent while the engine could not start them now. There
+// they can still be moved, ordered and counted, in the engine's own queue they cannot (design section 5.3). The
+// decision itself is routing.Gate's. It is safe for concurrent use.
 type gate struct {
 	off     bool
 	account *account
@@ -61,6 +45,7 @@ type gate struct {
 	closed  bool
 
 	metrics gateMetrics
+	came    *atomic.Uint64 // counts valid tickets
 }
 
 // gateMetrics counts what the gate did.
@@ -137,33 +122,14 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 
 // room reports whether the engine could start the request now; the lock is held.
 func (g *gate) room(h *hold, rate float64, now time.Time) bool {
-	if g.count+g.view.Foreign == 0 {
-		return true // nothing is there: whatever the pages say, it cannot get better
-	}
-	patience := 0.0
+	waited := time.Duration(0)
 	if !h.since.IsZero() {
-		patience = min(1, now.Sub(h.since).Seconds()/gatePatience.Seconds())
-	}
-	least := min(max(rate*gateAhead.Seconds(), gateLeast), gateMost)
-	if float64(g.pending) > least+patience*(gateBudget-least) {
-		return false
+		waited = now.Sub(h.since)
 	}
 	v := &g.view
-	if n := v.RunLimit.V; v.RunLimit.OK && n > 0 {
-		// Behind the last slot one eighth more, so that a step that ends many finds as many to begin.
-		slack := int(patience * math.Max(1, float64(n)/8))
-		if g.count+v.Foreign >= n+slack {
-			return false
-		}
-	}
-	if v.KVUsed.OK && patience < 1 {
-		used := v.KVUsed.V
-		if v.KVCapacity.V > 0 {
-			used += float64(g.entered+h.tokens) / float64(v.KVCapacity.V)
-		}
-		return used < gateFullKV
-	}
-	return true
+	x := routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Pending: g.pending, Entered: g.entered, Rate: rate,
+		RunLimit: v.RunLimit, KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
+	return x.Room(h.tokens, waited)
 }
 
 // enter counts a request that goes to the engine now; the lock is held.
@@ -388,7 +354,13 @@ type ticket struct {
 func (g *gate) takeTicket(id uint64, now time.Time) bool {
 	t, ok := g.tickets[id]
 	delete(g.tickets, id)
-	return ok && id != 0 && now.Before(t.until)
+	if !ok || !now.Before(t.until) {
+		return false
+	}
+	if g.came != nil {
+		g.came.Add(1)
+	}
+	return true
 }
 
 // expected returns the prompt tokens that are on their way with tickets; the lock is held.

@@ -50,10 +50,10 @@ func TestGateRoom(t *testing.T) {
 		{"no KV space", EngineView{KVUsed: routing.Some(0.98)}, []int{1}, 1, 0, false},
 		{"the prompts let in since the reading fill the KV space", EngineView{KVUsed: routing.Some(0.5), KVCapacity: routing.Some(1000)}, []int{100, 380}, 2, 0, false},
 		{"no KV space, but nothing is there", EngineView{KVUsed: routing.Some(0.98)}, nil, 0, 0, true},
-		{"nobody came for it: a whole step is given", EngineView{}, []int{8000}, 0, gatePatience, true},
-		{"nobody came for it: but no more than that", EngineView{}, []int{8200}, 0, gatePatience, false},
-		{"nobody came for it: one more than the slots", full, []int{1, 1, 1, 1}, 4, gatePatience, true},
-		{"nobody came for it: not two", full, []int{1, 1, 1, 1, 1}, 5, gatePatience, false},
+		{"nobody came for it: a whole step is given", EngineView{}, []int{8000}, 0, routing.GatePatience, true},
+		{"nobody came for it: but no more than that", EngineView{}, []int{8200}, 0, routing.GatePatience, false},
+		{"nobody came for it: one more than the slots", full, []int{1, 1, 1, 1}, 4, routing.GatePatience, true},
+		{"nobody came for it: not two", full, []int{1, 1, 1, 1, 1}, 5, routing.GatePatience, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newTestGate()

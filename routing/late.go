@@ -15,11 +15,11 @@ const (
 	gateAhead = 30 * time.Millisecond
 	gateMost  = 800 // prompt tokens
 	gateLeast = 64  // prompt tokens
-	// gateBudget is what a large engine takes in one step. A request that has waited gatePatience without being moved
+	// gateBudget is what a large engine takes in one step. A request that has waited GatePatience without being moved
 	// is in a saturated fleet, where holding back gains nothing and full steps are what counts: up to then the limit
 	// grows to the whole budget.
 	gateBudget   = 8192 // prompt tokens
-	gatePatience = 500 * time.Millisecond
+	GatePatience = 500 * time.Millisecond
 	// gateFullKV is the share of the KV cache from which on an engine with work gets nothing more.
 	gateFullKV = 0.97
 
@@ -51,7 +51,7 @@ func (g *Gate) Room(tokens int, waited time.Duration) bool {
 	if g.AtEngine+g.Foreign == 0 {
 		return true // nothing is there: whatever the pages say, it cannot get better
 	}
-	patience := min(1, max(0, waited.Seconds()/gatePatience.Seconds()))
+	patience := min(1, max(0, waited.Seconds()/GatePatience.Seconds()))
 	least := min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost)
 	if float64(g.Pending) > least+patience*(gateBudget-least) {
 		return false
