@@ -1,0 +1,67 @@
+package routing
+
+import (
+	"math"
+	"time"
+)
+
+// The constants of the gate, see Gate.Room.
+const (
+	// gateAhead is how much prefill, in time, the engine is given ahead, so that it never runs dry before the next
+	// request reaches it: one engine step and the way there. gateMost is the same in prompt tokens, about a tenth of
+	// the budget of a large engine's step; gateLeast keeps short prompts together.
+	gateAhead = 30 * time.Millisecond
+	gateMost  = 800 // prompt tokens
+	gateLeast = 64  // prompt tokens
+	// gateBudget is what a large engine takes in one step. A request that has waited GatePatience without being moved
+	// is in a saturated fleet, where holding back gains nothing and full steps are what counts: up to then the limit
+	// grows to the whole budget.
+	gateBudget   = 8192 // prompt tokens
+	GatePatience = 500 * time.Millisecond
+	// gateFullKV is the share of the KV cache from which on an engine with work gets nothing more.
+	gateFullKV = 0.97
+)
+
+// Gate is what an agent knows of its own engine when it decides whether to hold a request back.
+type Gate struct {
+	AtEngine   int          // requests there, running ones included, that did not only pass by
+	Foreign    int          // requests there that came around the agent
+	Pending    int          // prompt tokens there without a first token
+	Entered    int          // prompt tokens let in since KVUsed was read
+	Rate       float64      // prompt tokens/s
+	RunLimit   Opt[int]     // most requests it runs at once
+	KVUsed     Opt[float64] // 0..1
+	KVCapacity Opt[int]     // tokens
+}
+
+// Room reports whether the engine could start a request of that many prompt tokens now that has been held for waited.
+func (g *Gate) Room(tokens int, waited time.Duration) bool {
+	if g.AtEngine+g.Foreign == 0 {
+		return true // nothing is there: whatever the pages say, it cannot get better
+	}
+	patience := min(1, max(0, waited.Seconds()/GatePatience.Seconds()))
+	least := min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost)
+	if float64(g.Pending) > least+patience*(gateBudget-least) {
+		return false
+	}
+	if n := g.RunLimit.V; g.RunLimit.OK && n > 0 {
+		// Behind the last slot one eighth more, so that a step that ends many finds as many to begin.
+		slack := int(patience * math.Max(1, float64(n)/8))
+		if g.AtEngine+g.Foreign >= n+slack {
+			return false
+		}
+	}
+	return patience >= 1 || !g.FullKV(tokens)
+}
+
+// FullKV reports whether the KV cache has no room for that many more tokens, as far as the engine's pages say.
+func (g *Gate) FullKV(tokens int) bool {
+	if !g.KVUsed.OK {
+		return false
+	}
+	used := g.KVUsed.V
+	if g.KVCapacity.V > 0 {
+		used += float64(g.Entered+tokens) / float64(g.KVCapacity.V)
+	}
+	return used >= gateFullKV
+}

@@ -1,0 +1,38 @@
+package routing
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestGateRoom(t *testing.T) {
+	base := Gate{AtEngine: 3, Rate: 10_000, RunLimit: Some(8), KVUsed: Some(0.5), KVCapacity: Some(100_000)}
+	for _, c := range []struct {
+		name   string
+		change func(*Gate)
+		tokens int
+		waited time.Duration
+		want   bool
+	}{
+		{"nothing to do ahead", func(*Gate) {}, 1000, 0, true},
+		{"30 ms of prefill ahead", func(g *Gate) { g.Pending = 300 }, 1000, 0, true},
+		{"more than that", func(g *Gate) { g.Pending = 301 }, 1000, 0, false},
+		{"a slow engine keeps short prompts together", func(g *Gate) { g.Rate, g.Pending = 100, 64 }, 1000, 0, true},
+		{"a fast one is given 800 tokens", func(g *Gate) { g.Rate, g.Pending = 1e6, 801 }, 1000, 0, false},
+		{"half of the patience gone", func(g *Gate) { g.Pending = 300 + (8192-300)/2 }, 1000, 250 * time.Millisecond, true},
+		{"all of it", func(g *Gate) { g.Pending = 8193 }, 1000, time.Minute, false},
+		{"no slot", func(g *Gate) { g.AtEngine = 8 }, 1000, 0, false},
+		{"no slot, foreign ones counted", func(g *Gate) { g.AtEngine, g.Foreign = 4, 4 }, 1000, 0, false},
+		{"one behind the last slot for the patient", func(g *Gate) { g.AtEngine = 8 }, 1000, time.Second, true},
+		{"KV full", func(g *Gate) { g.KVUsed = Some(0.97) }, 1, 0, false},
+		{"KV full with what was let in since", func(g *Gate) { g.Entered = 47_000 }, 1000, 0, false},
+		{"KV full for the patient", func(g *Gate) { g.KVUsed = Some(1.0) }, 1, time.Second, true},
+		{"an empty engine takes anything", func(g *Gate) { *g = Gate{Rate: 1, KVUsed: Some(1.0)} }, 1e6, 0, true},
+	} {
+		g := base
+		c.change(&g)
+		assert.Equal(t, c.want, g.Room(c.tokens, c.waited), c.name)
+	}
+}
