@@ -215,7 +215,7 @@ var wrong = map[string]string{
 	"TRUST_PRIORITY": "2", "MODE": "dry", "ALLOW_PATHS": "sleep", "MAX_BODY": "64 parsecs", "MODEL_ALIASES": "gpt",
 	"API_KEYS_FILE": "/nonexistent", "DRAIN_TIMEOUT": "5 minutes", "TLS_CERT_FILE": "/nonexistent", "TLS_KEY_FILE": "/nonexistent",
 	"PEER_TLS_CERT_FILE": "/nonexistent", "PEER_TLS_KEY_FILE": "/nonexistent", "PEER_TLS_CA_FILE": "/nonexistent",
-	"STATUS_TOKEN_FILE": "/nonexistent", "LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "OTLP_ENDPOINT": "collector:4317",
+	"STATUS_TOKEN_FILE": "/nonexistent", "GPU_DEVICES": "the first", "LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "OTLP_ENDPOINT": "collector:4317",
 }
 
 // Each wrong variable ends the agent at once with exit code 2 and one line that names it, its value and what is allowed.
