@@ -73,7 +73,7 @@ type flight struct {
 }
 
 // start counts a request that goes to the engine now.
-func (a *account) start(tokens int, now time.Time) *flight {
+func (a *account) start(f *flight, tokens int, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.pending == 0 && a.waiting == 0 {
@@ -82,7 +82,7 @@ func (a *account) start(tokens int, now time.Time) *flight {
 	a.waiting++
 	a.pending += tokens
 	a.accepted++
-	return &flight{a: a, tokens: tokens, at: now, prompt: true}
+	*f = flight{a: a, tokens: tokens, at: now, prompt: true}
 }
 
 // closeBusy adds the time since the last event to the busy period.

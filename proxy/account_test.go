@@ -19,7 +19,9 @@ func serial(tokensPerSecond float64, prompts []int, together int) Load {
 		n := min(together, len(prompts))
 		var fs []*flight
 		for _, tokens := range prompts[:n] {
-			fs = append(fs, a.start(tokens, now))
+			f := new(flight)
+			a.start(f, tokens, now)
+			fs = append(fs, f)
 		}
 		for i, f := range fs {
 			now = now.Add(time.Duration(float64(prompts[i]) / tokensPerSecond * float64(time.Second)))
@@ -58,7 +60,8 @@ func TestPrefillRateIsLearned(t *testing.T) {
 func TestDecodeStepIsLearned(t *testing.T) {
 	var a account
 	now := time.Unix(1000, 0)
-	f := a.start(10, now)
+	f := new(flight)
+	a.start(f, 10, now)
 	f.first(now)
 	for range 100 {
 		now = now.Add(25 * time.Millisecond)
@@ -75,7 +78,8 @@ func TestFlightEndsOnce(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for _, steps := range []string{"", "f", "p", "pf", "fp", "fc", "pc"} {
 		var a account
-		f := a.start(100, now)
+		f := new(flight)
+		a.start(f, 100, now)
 		for _, s := range steps {
 			now = now.Add(time.Second)
 			switch s {

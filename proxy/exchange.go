@@ -64,6 +64,7 @@ type exchange struct {
 	askNote    askNote // of the newest pick
 
 	// How it waits and moves, see stage.go.
+	hold    hold
 	ticket  uint64    // of the thief that it goes to
 	fixed   bool      // it may not be given away (again)
 	moved   leave     // where the newest attempt's target says that it went
@@ -284,7 +285,7 @@ func queryModel(target string) string {
 		return ""
 	}
 	v, _ := url.ParseQuery(q)
-	return v.Get("model")
+	return strings.Clone(v.Get("model")) // it outlives the request's head
 }
 
 // requestID keeps the client's id, or makes one.

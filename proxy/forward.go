@@ -33,7 +33,8 @@ type attempt struct {
 	peer    *routing.Peer
 	self    bool    // our own engine
 	tokens  int     // prompt tokens that it is believed to compute, at least 1
-	flight  *flight // at our own engine
+	flight  *flight // at our own engine; nil = not there
+	room    flight  // for it
 	at      time.Time
 	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
 	stages  stages  // what a peer's agent said on the way
@@ -244,11 +245,20 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 	if ans.Tunnel != nil {
 		return x.tunnel(a, w, ans), routing.OutcomeOK
 	}
-	defer ans.Body.Close()
+	defer x.closeAnswer(ans)
 	if v, o, ok := x.judge(a, ans); !ok {
 		return v, o
 	}
 	return x.relay(ctx, a, w, ans)
+}
+
+// closeAnswer ends what is left of an answer and lets go of its memory, unless somebody else has it: the head may be
+// saved, and net/http writes fields after the handler's end.
+func (x *exchange) closeAnswer(ans *Answer) {
+	_ = ans.Body.Close()
+	if _, own := x.down.(*wireDown); own && ans.Recycle != nil {
+		ans.Recycle()
+	}
 }
 
 // sendFailed says what an attempt without an answer's head came to.
@@ -341,6 +351,7 @@ type rest struct {
 func (x *exchange) keep(ans *Answer, fromAgent bool) (s *answer, whole bool) {
 	b, err := io.ReadAll(io.LimitReader(ans.Body, savedBody+1))
 	s = &answer{head: ans.Head, body: b, fromAgent: fromAgent}
+	ans.Recycle = nil
 	return s, err == nil && len(b) <= savedBody
 }
 

@@ -106,7 +106,7 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 		g.metrics.full.Add(1)
 		return nil, errQueueFull.with(errQueueFull.Message, max(wait, time.Second))
 	}
-	h.g, h.since = g, now
+	h.g, h.since, h.ready = g, now, make(chan leave, 1)
 	g.queue.push(h)
 	g.metrics.held.Add(1)
 	first := g.queue.len() == 1

@@ -131,6 +131,7 @@ type Answer struct {
 	Head    ResponseHead
 	Body    io.ReadCloser
 	Trailer func() Header      // valid after Body's end
+	Recycle func()             // gives the answer's memory, strings of the head included, back; nil = nothing to give
 	Tunnel  io.ReadWriteCloser // set instead of Body after 101
 }
 

@@ -89,7 +89,11 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 		return 0, 0, true
 	}
 	now := time.Now()
-	h := &hold{req: &x.req, tokens: a.tokens, blind: !x.peek.Stream, fixed: x.fixed, ready: make(chan leave, 1)}
+	h := &x.hold
+	if x.held {
+		h = new(hold) // a thief may still look at the former one
+	}
+	*h = hold{req: &x.req, tokens: a.tokens, blind: !x.peek.Stream, fixed: x.fixed}
 	p, refused := x.p.gate.arrive(h, x.ticket, now)
 	x.ticket = 0
 	if refused != nil {
@@ -169,7 +173,8 @@ func (x *exchange) refuse(e *apiError) (verdict, routing.Outcome, bool) {
 func (x *exchange) start(a *attempt, p *pass, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.flight = x.p.account.start(a.tokens, now)
+	a.flight = &a.room
+	x.p.account.start(a.flight, a.tokens, now)
 	a.flight.pass = p
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
 		d.Touch(x.req.Prefix)

@@ -192,11 +192,25 @@ func (l *life) AfterFunc(f func()) (stop func() bool) {
 	}
 }
 
-// closeAtEnd closes c when ctx ends; stop undoes it and reports whether c is still open.
-func closeAtEnd(ctx context.Context, c io.Closer) (stop func() bool) {
+// closeAtEnd closes c when ctx ends.
+func closeAtEnd(ctx context.Context, c io.Closer) holder {
 	if l, ok := ctx.(*life); ok {
 		l.hold(c)
-		return l.release
+		return holder{life: l}
 	}
-	return context.AfterFunc(ctx, func() { _ = c.Close() })
+	return holder{stop: context.AfterFunc(ctx, func() { _ = c.Close() })}
+}
+
+// holder is a connection's tie to a context.
+type holder struct {
+	life *life
+	stop func() bool
+}
+
+// release undoes the tie and reports whether the connection is still open.
+func (h holder) release() bool {
+	if h.life != nil {
+		return h.life.release()
+	}
+	return h.stop()
 }

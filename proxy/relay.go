@@ -111,6 +111,7 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 	}
 	if s := &x.sift; (s.scan.scanAll(p)|s.scan.finish())&eventAbort != 0 {
 		x.saved = &answer{head: ans.Head, body: append([]byte(nil), p...)}
+		ans.Recycle = nil
 		return verdictError, routing.OutcomeCancelled
 	}
 	x.firstContent(a, w, false)

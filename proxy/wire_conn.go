@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type wireServerConn struct {
 	r, w int
 	req  h1.Request
 	in   RequestHead
+	head *wireHead // its memory
 	body wireRequestBody
 	down wireDown
 
@@ -108,6 +110,7 @@ func (c *wireServerConn) one() (more bool) {
 	c.s.p.serve(ctx, c.s.role, &c.in, src, d)
 	c.finish()
 	ctx.end(errCauseDone)
+	c.dropHead()
 	if d.tunnelled {
 		c.nc = nil
 		return false
@@ -191,14 +194,33 @@ func (c *wireServerConn) dropBuf() {
 	c.buf, c.r, c.w = nil, 0, 0
 }
 
-// keepHead copies the head, since its strings outlive the buffer and some of them the exchange, and makes the core's
-// form of it.
+// wireHead is the memory of a request's head. Nothing of it outlives the exchange: what does, the core copies.
+type wireHead struct {
+	mem    []byte
+	fields Header
+}
+
+var wireHeads = sync.Pool{New: func() any { return new(wireHead) }}
+
+// dropHead gives the head's memory back. An upgraded exchange may have it in use elsewhere.
+func (c *wireServerConn) dropHead() {
+	h := c.head
+	c.head, c.in = nil, RequestHead{}
+	if h != nil && !c.down.tunnelled && cap(h.mem) <= headPiece {
+		clear(h.fields)
+		wireHeads.Put(h)
+	}
+}
+
+// keepHead copies the head, since its strings outlive the buffer, and makes the core's form of it.
 func (c *wireServerConn) keepHead(n int) {
 	start := c.r
-	own := append(make([]byte, 0, n), (*c.buf)[start:start+n]...)
+	c.head = wireHeads.Get().(*wireHead)
+	own := append(c.head.mem[:0], (*c.buf)[start:start+n]...)
+	c.head.mem = own
 	at := func(b []byte) string { return unsafeString(moved(own, *c.buf, start, b)) }
 	q := &c.req
-	h := make(Header, 0, len(q.Fields)+1)
+	h := slices.Grow(c.head.fields[:0], len(q.Fields)+1)
 	for _, f := range q.Fields {
 		switch h1.Lookup(f.Name) {
 		case h1.Host, h1.ContentLength, h1.TransferEncoding:
@@ -206,6 +228,7 @@ func (c *wireServerConn) keepHead(n int) {
 		}
 		h = append(h, Field{at(f.Name), at(f.Value)})
 	}
+	c.head.fields = h
 	c.in = RequestHead{
 		Method: at(q.Method), Target: at(q.Target), Host: at(q.HostValue), Scheme: "http", Remote: c.remote,
 		Header: h, Length: q.Length,

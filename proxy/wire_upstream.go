@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -49,11 +50,12 @@ type wireConn struct {
 	used  bool      // it has served a request
 	since time.Time // idle since
 
-	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
-	r, w int
-	resp h1.Response
-	out  []byte // the request's head
-	vec  net.Buffers
+	buf   *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
+	r, w  int
+	resp  h1.Response
+	reply *wireReply // of the exchange under way, until its head is whole
+	out   []byte     // the request's head
+	vec   net.Buffers
 }
 
 // Sizes of what is read at once. A head that does not fit doubles its buffer up to h1.MaxHead.
@@ -138,9 +140,9 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		closeBody(r)
 		return nil, &SendError{Stage: StageDial, Err: err}
 	}
-	stop := closeAtEnd(ctx, c.nc) // ends the read or write under way
+	hold := closeAtEnd(ctx, c.nc) // ends the read or write under way
 	fail := func(stage Stage, err error) (*Answer, error) {
-		stop()
+		hold.release()
 		_ = c.nc.Close()
 		return nil, &SendError{Stage: stage, Reused: c.used, Err: err}
 	}
@@ -155,26 +157,29 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		}
 		return fail(StageNoReply, err)
 	}
-	a := c.answer()
+	a := c.reply
+	c.reply = nil
+	c.answer(a)
 	if a.Head.Status == 101 {
 		if r.Upgrade == "" {
 			return fail(StageHead, errors.New("101 that nobody asked for"))
 		}
-		if !stop() {
+		if !hold.release() {
 			return fail(StageHead, context.Cause(ctx))
 		}
 		a.Tunnel = &wireTunnel{Conn: c.nc, c: c}
-		return a, nil
+		return &a.Answer, nil
 	}
 	// The body is a value of its own, not a part of the connection: at its end the connection goes back and may serve
 	// another exchange at once, while this one still asks for the end, the trailer and Close.
-	b := &wireBody{c: c, stop: stop, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
+	b := &a.body
+	*b = wireBody{c: c, hold: hold, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
 	b.done = c.resp.Framing == h1.Framing{}
-	a.Body, a.Trailer = b, b.trailer
+	a.Body = b
 	if b.done {
 		b.end()
 	}
-	return a, nil
+	return &a.Answer, nil
 }
 
 // write sends the request. A body that is all here goes with the head; another one is written by a goroutine, whose
@@ -327,9 +332,40 @@ func (c *wireConn) interim() Header {
 	return h
 }
 
+// wireReply is an answer with all its memory, which serves one exchange after another.
+type wireReply struct {
+	Answer
+	body   wireBody
+	mem    []byte // the head
+	fields Header
+
+	trailer func() Header // methods, made once
+	recycle func()
+}
+
+var wireReplies sync.Pool
+
+func newWireReply() *wireReply {
+	if a, ok := wireReplies.Get().(*wireReply); ok {
+		return a
+	}
+	a := new(wireReply)
+	a.trailer = a.body.trailer
+	a.recycle = func() {
+		clear(a.fields)
+		a.Answer, a.body = Answer{}, wireBody{}
+		if cap(a.mem) <= headPiece {
+			wireReplies.Put(a)
+		}
+	}
+	return a
+}
+
 // keepHead moves the head into memory of its own, so that the fields outlive the buffer, and parses it there.
 func (c *wireConn) keepHead(n int) {
-	own := append(make([]byte, 0, n), (*c.buf)[c.r:c.r+n]...)
+	c.reply = newWireReply()
+	own := append(c.reply.mem[:0], (*c.buf)[c.r:c.r+n]...)
+	c.reply.mem = own
 	c.r += n
 	for i := range c.resp.Fields {
 		f := &c.resp.Fields[i]
@@ -351,19 +387,19 @@ func moved(own, buf []byte, start int, b []byte) []byte {
 }
 
 // answer makes the core's form of the head; the strings lie in the memory that keepHead made.
-func (c *wireConn) answer() *Answer {
-	h := make(Header, 0, len(c.resp.Fields)+4)
+func (c *wireConn) answer(a *wireReply) {
+	h := slices.Grow(a.fields[:0], len(c.resp.Fields)+4)
 	for i, f := range c.resp.Fields {
 		if k := h1.Lookup(f.Name); k == h1.ContentLength || k == h1.Trailer || c.resp.IsHop(i) {
 			continue
 		}
 		h = append(h, Field{unsafeString(f.Name), unsafeString(f.Value)})
 	}
-	a := &Answer{Head: ResponseHead{Status: c.resp.Status, Header: h, Length: c.resp.Length}}
+	a.fields = h
+	a.Answer = Answer{Head: ResponseHead{Status: c.resp.Status, Header: h, Length: c.resp.Length}, Trailer: a.trailer, Recycle: a.recycle}
 	if c.resp.Length == 0 && !c.resp.Chunked {
 		a.Head.Length = c.declared()
 	}
-	return a
 }
 
 // declared is the length that an answer without a body names (to HEAD, with 304), or 0.
@@ -420,7 +456,7 @@ func (c *wireConn) dropBuf() {
 // wireBody reads an answer's payload. It owns its connection until end.
 type wireBody struct {
 	c      *wireConn
-	stop   func() bool
+	hold   holder
 	aside  <-chan struct{}
 	frame  h1.Framing
 	left   int64
@@ -518,7 +554,7 @@ func (b *wireBody) end() {
 	}
 	b.closed = true
 	c := b.c
-	free := b.stop()
+	free := b.hold.release()
 	if b.aside != nil {
 		select {
 		case <-b.aside:
@@ -539,7 +575,7 @@ func (b *wireBody) Close() error {
 		return nil
 	}
 	b.closed = true
-	b.stop()
+	b.hold.release()
 	return b.c.nc.Close()
 }
 
