@@ -264,7 +264,7 @@ func (a *Agent) readEngine(ctx context.Context) error {
 		} else {
 			a.clear("reading")
 		}
-		timer.Reset(readAgain(&rd, load))
+		timer.Reset(max(readAgain(&rd, load), a.engine.Pace()))
 	}
 }
 

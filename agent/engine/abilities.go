@@ -21,6 +21,8 @@ type Abilities struct {
 	ContinueChat bool
 	// ContinueFields is JSON without the braces, "" if the engine continues by itself.
 	ContinueFields string
+	// OpensLastTurn: a trailing assistant message is taken for an open turn without any field.
+	OpensLastTurn bool
 	// ContinueCompletions: a completion goes on when its text is appended to the prompt.
 	ContinueCompletions bool
 	// AbortByReset: a non-streaming request is given up only when its connection is reset (SO_LINGER 0); a plain

@@ -22,10 +22,13 @@ var llamacppTable = Table{
 	OwnedBy:  "llamacpp",
 	Pages: []Page{
 		{Name: mainPage, Paths: []string{"/metrics"}, Hint: "start llama-server with --metrics"},
-		// While it sleeps (--sleep-idle-seconds) /metrics and /props answer from memory and /slots would wake it.
+		// With --sleep-idle-seconds, /metrics and /props let it fall asleep and stay so; /slots does not.
 		{Name: "props", Paths: []string{"/props"}, JSON: true, Every: 2 * time.Second},
 		{Name: "slots", Paths: []string{"/slots"}, JSON: true, Every: time.Second, Wakes: true, Hint: "start llama-server with --slots"},
 	},
+	// It looks for a client that hung up only when nothing has happened to any request for a second, and a reading is
+	// something: read each 200 ms, b11434 ran requests without a stream to their end; read each 1.5 s, it gave them up.
+	Pace: 1500 * time.Millisecond,
 	Entries: []Entry{
 		one(FieldRunning, Sum, "llamacpp:requests_processing"),
 		one(FieldRunning, Count, "/*/id").on("slots").where(busySlot).zero(),
@@ -50,6 +53,7 @@ var llamacppTable = Table{
 	Abilities: Abilities{
 		ContinueChat:        true,
 		ContinueFields:      `"continue_final_message":true,"add_generation_prompt":false`,
+		OpensLastTurn:       true, // unless started with --no-prefill-assistant
 		ContinueCompletions: true,
 		AbortByReset:        true, // after a plain close a non-streaming request ran on for 40 s
 		StreamUsage:         true,

@@ -59,7 +59,8 @@ type Page struct {
 	JSON bool
 	// Every limits how often the page is fetched while a cheaper page before it answers; 0: on every Read.
 	Every time.Duration
-	// Wakes: asking for it wakes an engine that sleeps, so it is left alone while another page says that it does.
+	// Wakes: asking for it wakes an engine that sleeps, or keeps it awake. It is left alone while another page says that
+	// the engine sleeps or rests; what it said when that began holds.
 	Wakes bool
 	// Hint tells the operator what to do when the engine answers 404 or 501.
 	Hint string
@@ -79,6 +80,8 @@ type Table struct {
 	Health   []Probe
 	Models   ModelList
 	WarmUp   []Service
+	// Pace is the least time between two readings that does the engine no harm; 0: any.
+	Pace time.Duration
 	// LoadsOnDemand: a request would load a model that is not in memory, so warm-up must look first.
 	LoadsOnDemand bool
 	Version       string // page that answers {"version": ...}, "" if none

@@ -31,7 +31,10 @@ func (r *Reader) Read(ctx context.Context) (Reading, error) {
 			}
 			continue
 		}
-		if p.page.Wakes && st.asleep() {
+		if p.page.Wakes && (st.says(FieldAsleep, true) || p.rested && st.rests()) {
+			if !p.at.IsZero() {
+				p.at = start
+			}
 			continue
 		}
 		if answered && p.page.Every > 0 && start.Sub(p.tried) < p.page.Every {
@@ -75,7 +78,7 @@ func (r *Reader) readPage(ctx context.Context, st *state, p *pageState) error {
 	} else {
 		p.scanner.read(a.body)
 	}
-	p.at, p.absent = time.Now(), false
+	p.at, p.absent, p.rested = time.Now(), false, st.rests()
 	for _, i := range p.entries {
 		st.results[i] = st.compiled[i].evaluate(p.scanner.wants)
 	}
@@ -173,6 +176,9 @@ func (r *Reader) finish(st *state, start time.Time, err error) Reading {
 	rd.Stale, rd.TimedOut, rd.Took = err != nil, errors.Is(err, ErrTimeout), time.Since(start)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.state == st && (err == nil || st.pageless()) {
+		r.doubt(st, &rd)
+	}
 	if err == nil && r.state == st {
 		if restarted(&r.counters, &rd) {
 			r.resets++
@@ -180,19 +186,34 @@ func (r *Reader) finish(st *state, start time.Time, err error) Reading {
 		keep(&r.counters, &rd)
 		rd.Resets = r.resets
 		r.last = rd
-		r.doubt(st, &rd)
 	}
 	rd.Resets = r.resets
 	return rd
 }
 
-// doubt looks around again when an engine found by itself stops making sense: another may have taken its place.
+// doubt looks around again when an engine found by itself stops making sense: another may have taken its place. It does
+// so soon at first, then ever more seldom, since some engines tell nothing for good.
 func (r *Reader) doubt(st *state, rd *Reading) {
 	if rd.known() || len(st.pages) == 0 || r.res.kind != Auto {
-		st.blind = 0
+		st.blind, r.doubts = 0, 0
 		return
 	}
-	if st.blind++; st.blind >= 3 && time.Since(r.looked) > absentFor {
+	if st.blind++; st.blind >= 3 && time.Since(r.looked) > min(doubtFor<<min(r.doubts, 8), 10*absentFor) {
 		r.state = nil
+		r.doubts++
+		r.version, r.warm = "", 0
 	}
+}
+
+// doubtFor is how long an engine may tell nothing before it is looked at again.
+const doubtFor = 2 * time.Second
+
+// pageless tells whether the engine has none of the pages.
+func (st *state) pageless() bool {
+	for _, p := range st.pages {
+		if !p.absent {
+			return false
+		}
+	}
+	return true
 }

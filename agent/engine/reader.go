@@ -25,6 +25,7 @@ type Reader struct {
 	evidence string
 	version  string
 	looked   time.Time // last Detect
+	doubts   int       // times that it was looked at again because it told nothing
 	gone     bool      // it was refused since: what comes up next may be another engine
 	last     Reading   // newest without an error
 	counters Reading   // newest known counters, to tell a restart
@@ -90,6 +91,16 @@ func (r *Reader) Abilities() Abilities {
 		return openaiTable.Abilities
 	}
 	return r.state.table.Abilities
+}
+
+// Pace is the least time between two readings: some engines suffer from more.
+func (r *Reader) Pace() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.state == nil {
+		return 0
+	}
+	return r.state.table.Pace
 }
 
 // Serves are the kinds of path that the engine answers, as far as its table and the last warm-up tell; 0 unknown.

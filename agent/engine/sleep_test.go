@@ -15,12 +15,16 @@ import (
 
 // A llama.cpp that sleeps is not woken by being read: /slots would do that.
 func TestReadingDoesNotWakeLlamaCpp(t *testing.T) {
-	var asleep atomic.Bool
+	var asleep, busy atomic.Bool
 	var slots atomic.Int32
 	f := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/metrics":
-			_, _ = w.Write([]byte("llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"))
+			if busy.Load() {
+				_, _ = w.Write([]byte("llamacpp:requests_processing 1\nllamacpp:requests_deferred 0\n"))
+			} else {
+				_, _ = w.Write([]byte("llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"))
+			}
 		case "/props":
 			if asleep.Load() {
 				_, _ = w.Write([]byte(`{"is_sleeping":true}`))
@@ -45,14 +49,30 @@ func TestReadingDoesNotWakeLlamaCpp(t *testing.T) {
 	assert.True(t, rd.Asleep.OK)
 	assert.EqualValues(t, 1, slots.Load())
 
-	asleep.Store(true)
-	for _, p := range r.current().pages {
-		p.tried = p.tried.Add(-10 * absentFor) // as if time had passed
+	read := func() {
+		for _, p := range r.current().pages {
+			p.tried, p.at = p.tried.Add(-10*absentFor), p.at.Add(-10*absentFor) // as if time had passed
+		}
+		rd, err = r.Read(t.Context())
+		require.NoError(t, err)
 	}
-	rd, err = r.Read(t.Context())
-	require.NoError(t, err)
+	read()
+	assert.EqualValues(t, 1, slots.Load(), "asked while it rested, which keeps it awake")
+	assert.Equal(t, 1, rd.RunLimit.V, "what /slots said of an engine at rest holds")
+	assert.True(t, rd.KVUsed.OK)
+	busy.Store(true)
+	read()
+	read()
+	assert.EqualValues(t, 3, slots.Load(), "asked each time while it works")
+	busy.Store(false)
+	read()
+	read()
+	assert.EqualValues(t, 4, slots.Load(), "asked once more when it has come to rest")
+
+	asleep.Store(true)
+	read()
 	assert.True(t, rd.Asleep.V)
-	assert.EqualValues(t, 1, slots.Load(), "/slots was asked while it slept")
+	assert.EqualValues(t, 4, slots.Load(), "/slots was asked while it slept")
 	assert.Equal(t, 0, rd.Running.V)
 	assert.True(t, r.Abilities().WakesByItself)
 }

@@ -34,6 +34,7 @@ type pageState struct {
 	at      time.Time // last success
 	err     error     // of the last attempt
 	absent  bool      // the engine has no such page
+	rested  bool      // at the last success nothing ran or waited
 }
 
 // newState compiles a table's entries behind the custom ones.
@@ -96,15 +97,18 @@ func (st *state) page(name string) *pageState {
 	return nil
 }
 
-// asleep tells whether the newest page that knows says so.
-func (st *state) asleep() bool {
+// says tells whether some page knows the field, and its value is above zero, or not above it.
+func (st *state) says(f Field, above bool) bool {
 	for i := range st.compiled {
-		if st.compiled[i].entry.Field == FieldAsleep && st.results[i].ok && st.results[i].value > 0 {
+		if res := &st.results[i]; st.compiled[i].entry.Field == f && res.ok && !st.compiled[i].page.page.Wakes && res.value > 0 == above {
 			return true
 		}
 	}
 	return false
 }
+
+// rests tells whether nothing runs or waits.
+func (st *state) rests() bool { return st.says(FieldRunning, false) && st.says(FieldWaiting, false) }
 
 // paths lists the pages that Read and Health call.
 func (t *Table) paths() []string {

@@ -165,16 +165,9 @@ func (r *Reader) CountTokens(ctx context.Context, model, text string) (int, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.timeout())
 	defer cancel()
-	fields := map[string]any{}
-	if t.Extra != "" {
-		if err := json.Unmarshal([]byte("{"+t.Extra+"}"), &fields); err != nil {
-			return 0, fmt.Errorf("count tokens: %w", err)
-		}
-	}
-	fields["model"], fields[t.Field] = model, text
-	body, err := json.Marshal(fields)
+	body, err := t.Body(model, text)
 	if err != nil {
-		return 0, fmt.Errorf("count tokens: %w", err)
+		return 0, err
 	}
 	a, err := r.do(ctx, http.MethodPost, t.Path, "application/json", body, nil)
 	if err != nil {

@@ -14,7 +14,7 @@ func llama(t *testing.T, s *harness.Stage, n int) *subject {
 	t.Helper()
 	return &subject{server: newServer(t, s, n, "llamacpp", "gemma", time.Minute), agentIs: "llamacpp", slots: 2,
 		running: "llamacpp:requests_processing", waiting: "llamacpp:requests_deferred", tokens: "llamacpp:tokens_predicted_total",
-		field: `"n_ctx":2048`}
+		field: `"n_ctx":2048`, keeps: true}
 }
 
 func vllm(t *testing.T, s *harness.Stage, n int) *subject {
@@ -24,13 +24,24 @@ func vllm(t *testing.T, s *harness.Stage, n int) *subject {
 		field: `"max_model_len":2048`}
 }
 
+// agent starts an agent that holds nothing back, so that what the engine's queue should have can be told beforehand.
+func agent(t *testing.T, s *harness.Stage, n int, engine string) *harness.Agent {
+	t.Helper()
+	a := s.Agent(n, engine, harness.Env{"GRAPEVINE_GATE": "off"})
+	harness.Eventually(t, 20*time.Second, a.Name+" to answer", func() bool {
+		code, _ := harness.Get(a.Status + "/livez")
+		return code == http.StatusOK
+	})
+	return a
+}
+
 // llama.cpp and a simulated vLLM, each behind an agent.
 func TestLlamaCpp(t *testing.T) {
 	s := harness.New(t).Size(2)
 	x := llama(t, s, 1)
 	fake := s.FakeEngine(2)
-	x.agent = s.Agent(1, x.url)
-	other := s.Agent(2, fake.URL)
+	x.agent = agent(t, s, 1, x.url)
+	other := agent(t, s, 2, fake.URL)
 	other.WaitReady(20 * time.Second)
 	x.readyAfterAnswer(t)
 	other.WaitMembers(2, 20*time.Second)
@@ -49,7 +60,7 @@ func TestLlamaCpp(t *testing.T) {
 func TestEngineReplaced(t *testing.T) {
 	s := harness.New(t).Size(1)
 	x := llama(t, s, 1)
-	x.agent = s.Agent(1, x.url)
+	x.agent = agent(t, s, 1, x.url)
 	x.readyAfterAnswer(t)
 	x.detected(t)
 	x.Kill()
@@ -71,7 +82,7 @@ func TestLlamaCppSleeps(t *testing.T) {
 	s := harness.New(t).Size(1)
 	x := llama(t, s, 1)
 	x.args = []string{"--sleep-idle-seconds", "2"}
-	x.agent = s.Agent(1, x.url)
+	x.agent = agent(t, s, 1, x.url)
 	x.readyAfterAnswer(t)
 	asleep := func() bool { r := x.asleep(t); return r != nil && *r == 1 }
 	harness.Eventually(t, 30*time.Second, "the engine to fall asleep", asleep)
@@ -96,7 +107,7 @@ func TestVLLMAndLlamaCpp(t *testing.T) {
 	longOnly(t)
 	s := harness.New(t).Size(2)
 	x, y := llama(t, s, 1), vllm(t, s, 2)
-	x.agent, y.agent = s.Agent(1, x.url), s.Agent(2, y.url)
+	x.agent, y.agent = agent(t, s, 1, x.url), agent(t, s, 2, y.url)
 	x.readyAfterAnswer(t)
 	y.readyAfterAnswer(t)
 	x.agent.WaitMembers(2, 20*time.Second)
@@ -119,7 +130,7 @@ func TestInfinity(t *testing.T) {
 	s := harness.New(t).Size(2)
 	e := newServer(t, s, 1, "infinity", "minilm", 4*time.Minute)
 	fake := s.FakeEngine(2)
-	a, other := s.Agent(1, e.url), s.Agent(2, fake.URL)
+	a, other := agent(t, s, 1, e.url), agent(t, s, 2, fake.URL)
 	e.start()
 	a.WaitReady(e.limit)
 	other.WaitReady(20 * time.Second)
@@ -134,13 +145,13 @@ func TestInfinity(t *testing.T) {
 		ids, _ := modelIDs(t, other.URL)
 		return len(ids) == 2
 	})
-	for _, agent := range []*harness.Agent{a, other} {
-		code, body := post(t, agent.URL+"/v1/embeddings", map[string]any{"model": "minilm", "input": "a vine"})
+	for _, entry := range []*harness.Agent{a, other} {
+		code, body := post(t, entry.URL+"/v1/embeddings", map[string]any{"model": "minilm", "input": "a vine"})
 		assert.Equal(t, http.StatusOK, code, body)
 		assert.Contains(t, body, `"embedding"`)
-		code, body = post(t, agent.URL+"/v1/chat/completions", chat("minilm"))
+		code, body = post(t, entry.URL+"/v1/chat/completions", chat("minilm"))
 		assert.Equal(t, http.StatusNotFound, code, "no replica of this model chats: %s", body)
-		code, body = post(t, agent.URL+"/v1/embeddings", map[string]any{"model": "another", "input": "a vine"})
+		code, body = post(t, entry.URL+"/v1/embeddings", map[string]any{"model": "another", "input": "a vine"})
 		assert.Equal(t, http.StatusNotFound, code, "Infinity itself answers any name: %s", body)
 	}
 	printStatus(t, a)
@@ -154,7 +165,7 @@ func TestDynamo(t *testing.T) {
 	installed(t, "vllm") // its model
 	e := newServer(t, s, 1, "dynamo", "tiny", 3*time.Minute)
 	fake := s.FakeEngine(2)
-	a, other := s.Agent(1, e.url), s.Agent(2, fake.URL)
+	a, other := agent(t, s, 1, e.url), agent(t, s, 2, fake.URL)
 	e.start()
 	a.WaitReady(e.limit)
 	other.WaitReady(20 * time.Second)
