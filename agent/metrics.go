@@ -56,6 +56,8 @@ const (
 	MetricHeldTokens        = "grapevine_held_prompt_tokens"
 	MetricGate              = "grapevine_gate_requests_total"
 	MetricHeldFor           = "grapevine_held_seconds"
+	MetricPulls             = "grapevine_pulls_total"
+	MetricMoved             = "grapevine_moved_requests_total"
 	MetricTTFT              = "grapevine_first_content_seconds"
 	MetricDuration          = "grapevine_request_duration_seconds"
 	MetricPeers             = "grapevine_peers"
@@ -128,6 +130,8 @@ var Metrics = []Metric{
 	{MetricHeldTokens, gauge, nil, "Prompt tokens of the requests that wait at this agent."},
 	{MetricGate, counter, []string{"outcome"}, "Requests at the gate of the own engine: passed at once, held first; and refused since the queue was full, timeout, drained (handed over) or stolen (given to an idle agent) while held."},
 	{MetricHeldFor, histogram, nil, "Time that held requests waited until they went to the engine, in seconds."},
+	{MetricPulls, counter, []string{"outcome"}, "Held requests that this agent asked others for while its engine was idle, by answer: given, none, failed; and came: requests that arrived with a valid ticket."},
+	{MetricMoved, counter, nil, "Requests that entered here and were moved to an idle replica while another one held them."},
 	{MetricTTFT, histogram, nil, "Time from the arrival of a request at its entry agent to the first content of its answer, in seconds."},
 	{MetricDuration, histogram, nil, "Time from the arrival of a request at its entry agent to the end of its answer, in seconds."},
 	{MetricPeers, gauge, []string{"state"}, "Replicas that this agent knows, itself included, by state."},

@@ -130,7 +130,14 @@ func (a *Agent) onMember(m routing.Member, ev gossip.MemberEvent) {
 }
 
 // onReport takes a record of another member; gossip calls it on its packet goroutine.
-func (a *Agent) onReport(r routing.Report) { a.table.Update(r, time.Now()) }
+func (a *Agent) onReport(r routing.Report) { a.update(r) }
+
+// update puts a record into the table and wakes the thief if its sender holds requests.
+func (a *Agent) update(r routing.Report) {
+	if a.table.Update(r, time.Now()) && r.Held.Or(0) > 0 && r.Boot != a.boot {
+		a.proxy.Wake()
+	}
+}
 
 // pullModels fetches the model list of each member whose record shows another digest than the one fetched last.
 func (a *Agent) pullModels(ctx context.Context) error {
@@ -340,6 +347,6 @@ func (a *Agent) record() []byte {
 // onRecord takes a record that came with an answer of another agent.
 func (a *Agent) onRecord(b []byte) {
 	if r, err := gossip.DecodeReport(b); err == nil {
-		a.table.Update(r, time.Now())
+		a.update(r)
 	}
 }

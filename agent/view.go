@@ -284,6 +284,11 @@ func (a *Agent) collectProxy(g *gathering) {
 	g.add(MetricRetryBudget, m.RetryBudget)
 	g.add(MetricRetryExhausted, float64(m.RetryBudgetExhausted))
 	g.add(MetricBodyBytes, float64(m.BodyBytes))
+	g.add(MetricPulls, float64(m.Steal.Given), "given")
+	g.add(MetricPulls, float64(m.Steal.None), "none")
+	g.add(MetricPulls, float64(m.Steal.Failed), "failed")
+	g.add(MetricPulls, float64(m.Steal.Came), "came")
+	g.add(MetricMoved, float64(m.Steal.Moved))
 	g.add(MetricHeldTokens, float64(m.Gate.HeldTokens))
 	for outcome, n := range map[string]uint64{"passed": m.Gate.Passed, "held": m.Gate.Held, "full": m.Gate.Full, "timeout": m.Gate.TimedOut,
 		"drained": m.Gate.Drained, "stolen": m.Gate.Stolen} {

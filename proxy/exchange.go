@@ -372,7 +372,7 @@ func (x *exchange) pick() routing.Decision {
 		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly}
 	}
 	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
-	x.askNote = askNote{}
+	x.askNote, x.ticket = askNote{}, 0
 	if d.Asks > 0 {
 		d = x.ask(d)
 	}

@@ -54,6 +54,9 @@ func (x *exchange) try(d routing.Decision) verdict {
 		x.deaths++
 	}
 	x.attempt.Result = o.String()
+	if v == verdictMoved {
+		x.attempt.Result = "moved"
+	}
 	return v
 }
 

@@ -126,10 +126,15 @@ func (g *gate) room(h *hold, rate float64, now time.Time) bool {
 	if !h.since.IsZero() {
 		waited = now.Sub(h.since)
 	}
-	v := &g.view
-	x := routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Pending: g.pending, Entered: g.entered, Rate: rate,
-		RunLimit: v.RunLimit, KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
+	x := g.state(rate)
 	return x.Room(h.tokens, waited)
+}
+
+// state is what the gate's decision goes by; the lock is held.
+func (g *gate) state(rate float64) routing.Gate {
+	v := &g.view
+	return routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Pending: g.pending, Entered: g.entered, Rate: rate,
+		RunLimit: v.RunLimit, KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
 }
 
 // enter counts a request that goes to the engine now; the lock is held.

@@ -95,6 +95,9 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 	}
 	*h = hold{req: &x.req, tokens: a.tokens, blind: !x.peek.Stream, fixed: x.fixed}
 	p, refused := x.p.gate.arrive(h, x.ticket, now)
+	if x.ticket != 0 && p != nil {
+		x.p.step(stepInvited)
+	}
 	x.ticket = 0
 	if refused != nil {
 		return x.refuse(refused)
@@ -105,6 +108,7 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 		}
 	}
 	x.start(a, p, time.Now())
+	x.p.step(stepStarted)
 	return 0, 0, true
 }
 
@@ -114,6 +118,7 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 	x.held = true
 	w.set(0, errCauseFirst) // the wait for the first byte counts from the start at the engine
 	x.stage(stageHeld)
+	x.p.step(stepHeld)
 	limit := time.NewTimer(max(g.timeout-time.Since(x.arrived), 0))
 	defer limit.Stop()
 	select {

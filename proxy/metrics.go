@@ -105,7 +105,8 @@ type metrics struct {
 	outputTokens   atomic.Uint64 // from usage, or counted events
 	cachedTokens   atomic.Uint64 // from usage
 
-	ask askMetrics
+	ask   askMetrics
+	steal stealMetrics
 
 	ttft     histogram // entry: from the request's arrival to the first content
 	duration histogram // entry: from arrival to the end
@@ -130,6 +131,7 @@ type Metrics struct {
 	TTFT, Duration                  Histogram
 	Ask                             AskCounts
 	Gate                            GateCounts
+	Steal                           StealCounts
 }
 
 // AskCounts counts questions for exact scores: a request asks several replicas at once.
@@ -174,6 +176,8 @@ func (p *Proxy) Metrics() Metrics {
 		CachedTokens: m.cachedTokens.Load(), RetryBudget: tokens, RetryBudgetExhausted: refused,
 		BodyBytes: p.bodies.used.Load(), Inflight: int(p.inflight.Load()),
 		TTFT: m.ttft.snapshot(), Duration: m.duration.snapshot(), Gate: p.gate.counts(),
+		Steal: StealCounts{Given: m.steal.given.Load(), None: m.steal.none.Load(), Failed: m.steal.failed.Load(), Came: m.steal.came.Load(),
+			Moved: m.steal.moved.Load()},
 		Ask: AskCounts{Requests: m.ask.requests.Load(), Answered: m.ask.answered.Load(), Refused: m.ask.refused.Load(),
 			Missed: m.ask.missed.Load(), Changed: m.ask.changed.Load(), Given: m.ask.given.Load(), Took: m.ask.took.snapshot()},
 	}

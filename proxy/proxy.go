@@ -85,6 +85,11 @@ type Config struct {
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
+	NoSteal bool // held requests of others are not pulled
+
+	// step is called by tests at the steps of the steal protocol; nil = none.
+	step func(name string)
+
 	// std sends by net/http: the twin in tests of our own HTTP/1.1.
 	std bool
 
@@ -101,20 +106,22 @@ type Proxy struct {
 	self  uint64 // our boot id
 	hop   string // the same, as the hop header has it
 
-	engine    upstream
-	links     peerLinks
-	questions questions
-	askers    askers
-	account   account
-	gate      gate
-	suspicion suspicion
-	lessons   lessons
-	budget    *retryBudget
-	bodies    *replayBudget
-	deadly    *deadlySet
-	metrics   *metrics
-	picks     pickLog
-	rnds      sync.Pool // of *rand.Rand
+	engine     upstream
+	links      peerLinks
+	questions  questions
+	askers     askers
+	stealWake  chan struct{}
+	othersHold atomic.Bool // by a record, since we looked last
+	account    account
+	gate       gate
+	suspicion  suspicion
+	lessons    lessons
+	budget     *retryBudget
+	bodies     *replayBudget
+	deadly     *deadlySet
+	metrics    *metrics
+	picks      pickLog
+	rnds       sync.Pool // of *rand.Rand
 
 	inflight  atomic.Int64
 	draining  atomic.Bool
@@ -157,7 +164,8 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.hop = formatBoot(p.self)
 	p.questions.p = p
-	p.gate = gate{off: cfg.NoGate, account: &p.account, limit: max(cfg.QueueLimit, 0), timeout: cfg.QueueTimeout, onHeld: cfg.OnHeld,
+	p.stealWake = make(chan struct{}, 1)
+	p.gate = gate{onDry: p.dry, came: &p.metrics.steal.came, off: cfg.NoGate, account: &p.account, limit: max(cfg.QueueLimit, 0), timeout: cfg.QueueTimeout, onHeld: cfg.OnHeld,
 		metrics: gateMetrics{waited: newHistogram(heldBounds)}}
 	if p.engine, err = newEngineUpstream(&p.cfg); err != nil {
 		return nil, err
@@ -179,6 +187,11 @@ func def[T int64 | float64 | time.Duration](v *T, d T) {
 func (p *Proxy) Run(ctx context.Context) error {
 	tick := time.NewTicker(5 * time.Second)
 	defer tick.Stop()
+	var thief sync.WaitGroup
+	defer thief.Wait()
+	if !p.cfg.NoSteal && !p.cfg.NoGate {
+		thief.Go(func() { p.steal(ctx) })
+	}
 	for {
 		select {
 		case <-ctx.Done():

@@ -203,6 +203,8 @@ func (p *Proxy) answer(kind byte, payload, reply []byte) ([]byte, bool) {
 	switch kind {
 	case AskScore:
 		return p.answerScore(payload, reply)
+	case AskSteal:
+		return p.answerSteal(payload, reply)
 	case AskRecord:
 		if p.cfg.Record == nil {
 			return reply, false

@@ -76,7 +76,6 @@ func (x *exchange) moveFields(h *Header, peer *routing.Peer) {
 	h.Set(headerStages, stages)
 	if x.ticket != 0 {
 		h.Set(headerTicket, strconv.FormatUint(x.ticket, 16))
-		x.ticket = 0
 	}
 }
 
@@ -115,10 +114,12 @@ func (x *exchange) after() routing.Decision {
 		x.fixed = true
 		if p := x.p.cfg.Table.Peer(l.thief); p != nil && !x.wasTried(l.thief) {
 			x.ticket = l.ticket
+			x.p.metrics.steal.moved.Add(1)
+			x.p.step(stepMoved)
 			return routing.Decision{Peer: p, Tokens: x.req.PromptTokens, Reason: routing.ReasonMoved}
 		}
 	}
-	return x.pick()
+	return x.pick() // handed over by a drain, or the thief is gone: as at first
 }
 
 func (x *exchange) wasTried(boot uint64) bool {
