@@ -52,11 +52,10 @@ func printStatus(w io.Writer, s *agent.Status, colour bool) {
 		fmt.Fprintln(w, paint("warning: "+x, "warming", colour))
 	}
 	fmt.Fprintf(w, "engine   %s %s at %s: %s %s  models: %s\n", s.Engine.Kind, s.Engine.Version, s.Engine.URL, s.Engine.Health, s.Engine.Detail, strings.Join(s.Engine.Models, ", "))
-	if s.GPU.Why != "" {
-		fmt.Fprintf(w, "gpu      unknown: %s\n", s.GPU.Why)
-	} else {
-		fmt.Fprintf(w, "gpu      %.1f of %.1f GiB (%s)\n", float64(s.GPU.MemoryUsed.V)/(1<<30), float64(s.GPU.MemoryTotal.V)/(1<<30), s.GPU.Method)
+	if s.Engine.Evidence != "" {
+		fmt.Fprintf(w, "         %s because %s; serves %s; %d requests from elsewhere; restarted %d times\n", s.Engine.Kind, s.Engine.Evidence, served(s.Engine.Serves), s.Engine.Outside, s.Engine.Restarts)
 	}
+	printGPU(w, &s.GPU)
 	fmt.Fprintf(w, "entered  %d requests, %d forwarded, %d repeated, %d without a replica\n", s.Picks.Total, s.Picks.Forwarded, s.Picks.Retries, s.Picks.Failed)
 	fmt.Fprintf(w, "gossip   %d members, records %s ms old (median)\n\n", s.Gossip.Members, opt(s.Gossip.ReportAgeP50MS, "%.0f"))
 	t := table{right: []bool{false, false, true, true, true, true, true, true, true}}
@@ -76,6 +75,65 @@ func printStatus(w io.Writer, s *agent.Status, colour bool) {
 		}
 		return cell
 	})
+	printReadings(w, s.Engine.Readings)
+	if len(s.Engine.Learned) > 0 {
+		fmt.Fprintln(w)
+		l := table{right: []bool{false, true, true, true, true}}
+		l.add("LEARNED OF", "ANSWERS", "BYTES PER TOKEN", "OUTPUT P50", "P90")
+		for _, m := range s.Engine.Learned {
+			l.add(m.Model, fmt.Sprint(m.Answers), opt(m.BytesPerToken, "%.2f"), opt(m.OutputP50, "%d"), opt(m.OutputP90, "%d"))
+		}
+		l.write(w, nil)
+	}
+}
+
+func served(kinds []string) string {
+	if len(kinds) == 0 {
+		return "all kinds of path, as far as is known"
+	}
+	return strings.Join(kinds, ", ")
+}
+
+// printGPU writes the memory of all cards together and then each card.
+func printGPU(w io.Writer, g *agent.GPUStatus) {
+	switch {
+	case g.Why != "":
+		fmt.Fprintf(w, "gpu      unknown: %s\n", g.Why)
+	default:
+		fmt.Fprintf(w, "gpu      %.1f of %.1f GiB (%s)\n", float64(g.MemoryUsed.V)/(1<<30), float64(g.MemoryTotal.V)/(1<<30), g.Method)
+	}
+	for _, c := range g.Cards {
+		u := c.Utilization
+		u.V *= 100
+		fmt.Fprintf(w, "         %d %s %s: works %s, %s processes (%s of others), %s ECC errors", c.Index, c.Name, c.UUID, opt(u, "%.0f%%"),
+			opt(c.Processes, "%d"), opt(c.Others, "%d"), opt(c.ECCErrors, "%d"))
+		for _, x := range append(c.Throttle, c.Trouble...) {
+			fmt.Fprintf(w, ", %s", x)
+		}
+		fmt.Fprintln(w)
+	}
+}
+
+// printReadings writes each number of the engine with its source, or why it is unknown.
+func printReadings(w io.Writer, readings []agent.ReadingStatus) {
+	if len(readings) == 0 {
+		return
+	}
+	fmt.Fprintln(w)
+	t := table{right: []bool{false, true, true, false}}
+	t.add("READING", "VALUE", "AGE", "FROM")
+	for _, r := range readings {
+		from := strings.TrimSpace(r.Page + "  " + r.Metric)
+		value := opt(r.Value, "%.6g")
+		if !r.Value.OK {
+			value, from = "unknown", r.Why
+			if r.Metric != "" {
+				from = r.Metric + ": " + r.Why
+			}
+		}
+		t.add(r.Name, value, opt(r.AgeMS, "%d ms"), from)
+	}
+	t.write(w, nil)
 }
 
 // opt prints a value, or - if it is unknown.

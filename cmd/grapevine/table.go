@@ -14,7 +14,7 @@ type table struct {
 
 func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
 
-// write prints all rows; style is applied to a cell after it has been padded.
+// write prints all rows; style, if there is one, is applied to a cell after it has been padded.
 func (t *table) write(w io.Writer, style func(col int, cell string) string) {
 	width := make([]int, len(t.right))
 	for _, r := range t.rows {
@@ -34,7 +34,10 @@ func (t *table) write(w io.Writer, style func(col int, cell string) string) {
 			} else {
 				c += pad
 			}
-			b.WriteString(style(i, c))
+			if style != nil {
+				c = style(i, c)
+			}
+			b.WriteString(c)
 		}
 		_, _ = io.WriteString(w, strings.TrimRight(b.String(), " ")+"\n")
 	}
