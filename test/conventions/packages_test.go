@@ -73,7 +73,8 @@ var arrows = map[string][]string{
 	"agent/engine/enginesim": {},
 	"agent":                  {"agent/engine", "gossip", "gpu", "proxy", "proxy/h1", "proxy/peertls", "routing", "github.com/caarlos0/env/v11", "github.com/hashicorp/memberlist", "github.com/prometheus"},
 	"agent/demo":             {"agent", "agent/engine/enginesim", "gossip", "proxy", "routing"},
-	"cmd/grapevine":          {"agent", "agent/demo", "routing", "github.com/caarlos0/env/v11"},
+	"agent/sim":              {"agent/engine/enginesim", "routing"},
+	"cmd/grapevine":          {"agent", "agent/demo", "agent/sim", "routing", "github.com/caarlos0/env/v11"},
 	"test":                   {"agent", "agent/engine/enginesim", "gossip", "routing", "test", "github.com/stretchr/testify"},
 }
 

@@ -103,7 +103,8 @@ func TestStreamsByteForByte(t *testing.T) {
 	for _, a := range agents {
 		replays += a.Metric("grapevine_connection_replays_total")
 	}
-	assert.InDelta(t, again, replays, 0, "what had no answer was sent again because its connection was dead")
+	// The official packages' requests may be among them, and those whose connection was dead before a byte was written.
+	assert.LessOrEqual(t, float64(again), replays, "what had no answer was sent again because its connection was dead")
 	t.Logf("%d were sent again, as the engine closed the connection they were sent on first", again)
 	crossed := 0
 	for i, ans := range answers {
