@@ -48,7 +48,7 @@ type Config struct {
 	IdleTimeout      time.Duration `env:"IDLE_TIMEOUT" envDefault:"120s" is:"duration 100ms..24h" doc:"Longest silence between two pieces of a streamed answer."`
 	RetryBudget      float64       `env:"RETRY_BUDGET" envDefault:"0.1" is:"float 0..1" doc:"Retries after answers, as a share of first attempts."`
 	Gate             string        `env:"GATE" envDefault:"auto" is:"one of auto, off" doc:"Whether requests that the engine could not start now wait at the agent, where they can still be moved."`
-	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" later:"continuation" doc:"Whether text streams that break are continued on another replica."`
+	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" doc:"Whether text streams that break are continued on another replica."`
 	Classes          []string      `env:"CLASSES" is:"words" later:"classes" doc:"Keeps this replica for the named classes while another one is usable."`
 	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" later:"classes" doc:"Lets every client raise its priority by header."`
 	Mode             string        `env:"MODE" envDefault:"on" is:"one of on, shadow" later:"shadow mode" doc:"shadow serves everything locally and only records what would have moved."`

@@ -15,6 +15,8 @@ const (
 	// drainBegins is how long GET /drained waits for a drain to begin.
 	drainBegins = 2 * time.Second
 	drainCheck  = 50 * time.Millisecond
+	// emptied is how long after the drain timeout the engine may still show requests that were taken away from it.
+	emptied = 500 * time.Millisecond
 )
 
 // drain is the end of an agent's life. It begins once, by the end of Run's context or by POST /drain; the agent goes on
@@ -24,6 +26,7 @@ type drain struct {
 	begun chan struct{} // closed when it begins
 	ended chan struct{} // closed when Run returns
 	at    time.Time     // set before begun is closed
+	empty *time.Timer   // takes what is left away from the engine when the drain timeout is over; set before begun is closed
 }
 
 // Drain makes the agent take nothing new and finish what it has; it returns at once, and reports whether it was the first
@@ -41,6 +44,7 @@ func (a *Agent) Drain() (first bool) {
 		a.proxy.SetDraining(true)
 		a.node.PublishNow(a.publish(), announceTimes)
 		a.log.Info(MsgDraining, KeyInflight, a.proxy.Inflight(), "timeout", a.cfg.DrainTimeout)
+		a.drain.empty = time.AfterFunc(a.cfg.DrainTimeout, a.emptyEngine)
 		close(a.drain.begun)
 	})
 	return first
@@ -57,12 +61,25 @@ func (a *Agent) shutdown(ctx, work context.Context, s *servers) {
 		return
 	}
 	if !a.waitIdle(work, a.drain.at.Add(a.cfg.DrainTimeout)) && work.Err() == nil {
-		a.log.Warn(MsgDrainCut, KeyInflight, a.proxy.Inflight())
-		a.warn("drain", MsgDrainCut)
-		a.proxy.Cut()
-		a.waitIdle(work, time.Now().Add(relayFor))
+		a.emptyEngine()
+		if !a.waitIdle(work, time.Now().Add(relayFor)) && work.Err() == nil {
+			a.proxy.Cut()
+			a.waitIdle(work, time.Now().Add(time.Second))
+		}
 	}
+	a.drain.empty.Stop()
 	a.log.Info(MsgDrained, KeyTook, time.Since(a.drain.at).Round(time.Millisecond), KeyInflight, a.proxy.Inflight())
+}
+
+// emptyEngine takes what is left away from the own engine: other agents have theirs replayed or continued elsewhere, what
+// entered here goes on at a peer.
+func (a *Agent) emptyEngine() {
+	l := a.proxy.Load()
+	if n := l.Running + l.Waiting; n > 0 {
+		a.log.Warn(MsgDrainCut, KeyInflight, n)
+		a.warn("drain", MsgDrainCut)
+	}
+	a.proxy.Empty()
 }
 
 // lastMoment is when the listeners must be closed whatever is under way: the end of the drain timeout, but a second at
@@ -109,7 +126,7 @@ func (a *Agent) drained(ctx context.Context) string {
 			return "drained"
 		case !a.own.is().engineUp:
 			return "the engine is dead"
-		case !time.Now().Before(deadline):
+		case !time.Now().Before(deadline.Add(emptied)):
 			return fmt.Sprintf("drain timeout is over, %d requests are still at the engine", n)
 		}
 		select {

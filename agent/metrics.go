@@ -41,6 +41,7 @@ const (
 	MetricAccepted          = "grapevine_accepted_requests_total"
 	MetricRequests          = "grapevine_requests_total"
 	MetricRetries           = "grapevine_retries_total"
+	MetricContinues         = "grapevine_continues_total"
 	MetricRefusals          = "grapevine_refusals_total"
 	MetricAttempts          = "grapevine_attempts_total"
 	MetricReplays           = "grapevine_connection_replays_total"
@@ -115,6 +116,7 @@ var Metrics = []Metric{
 	{MetricAccepted, counter, nil, "Requests that this agent accepted for its engine, whoever sent them."},
 	{MetricRequests, counter, []string{"role", "outcome"}, "Requests that ended, by this agent's role (entry: a client sent it here; target: another agent did) and outcome."},
 	{MetricRetries, counter, []string{"reason"}, "Attempts after the first, by what made them needed."},
+	{MetricContinues, counter, []string{"reason", "outcome"}, "Text streams that broke and were to go on elsewhere, by what broke them (reset, hang, abort, error, drain) and how it ended (ok, failed, client_cancel)."},
 	{MetricRefusals, counter, []string{"reason"}, "Errors that this agent answered by itself, by reason."},
 	{MetricAttempts, counter, []string{"target"}, "Requests sent, by target: self (the own engine, for whoever asked) or peer (another replica, for clients of this agent)."},
 	{MetricReplays, counter, nil, "Requests sent again because a reused connection was dead."},

@@ -310,7 +310,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Record: a.record, OnRecord: a.onRecord, Answer: a.answer, NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
+		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
 	}
 }
 

@@ -272,6 +272,10 @@ func (a *Agent) collectProxy(g *gathering) {
 	labelled(MetricRequests, m.EntryByOutcome, "entry")
 	labelled(MetricRequests, m.TargetByOutcome, "target")
 	labelled(MetricRetries, m.Retries)
+	for labels, n := range m.Continues {
+		reason, outcome, _ := strings.Cut(labels, " ")
+		g.add(MetricContinues, float64(n), reason, outcome)
+	}
 	labelled(MetricRefusals, m.Refusals)
 	g.add(MetricAttempts, float64(m.AttemptsSelf), "self")
 	g.add(MetricAttempts, float64(m.AttemptsPeer), "peer")

@@ -147,6 +147,7 @@ func (a *Agent) setHealth(h engine.Health, up, changed bool) {
 		a.clear("engine")
 		a.log.Info(MsgEngineUp, KeyEngine, a.engine.Kind(), KeyAddr, redactURL(a.cfg.EngineURL))
 	case !up && changed && before.everUp:
+		a.proxy.EngineLost()
 		a.warn("engine", "the engine stopped answering: "+a.engineDetail(h))
 		a.log.Warn(MsgEngineDown, KeyAddr, redactURL(a.cfg.EngineURL), KeyReason, a.engineDetail(h))
 	case !up && !before.everUp:

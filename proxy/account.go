@@ -44,6 +44,7 @@ type account struct {
 	accepted uint32
 	prefills int
 	events   uint64
+	flights  *flight // all under way
 
 	// The busy period: time with prompts to do since the last sample, and the tokens finished in it.
 	busySince time.Time
@@ -52,6 +53,7 @@ type account struct {
 
 	rate  float64 // tokens/s; 0 = not known
 	bound float64 // tokens/s; the engine was seen to be at least so fast, by answers that came whole
+	blind int     // answers that came whole
 	step  float64 // seconds; 0 = not known
 	ttft  float64 // seconds; 0 = not known
 }
@@ -70,6 +72,9 @@ type flight struct {
 	firstAt time.Time
 	lastAt  time.Time
 	steps   int // content events since the last sample
+
+	life       *life // of its attempt, which can be ended from outside; nil = not yet
+	prev, next *flight
 }
 
 // start counts a request that goes to the engine now.
@@ -82,7 +87,32 @@ func (a *account) start(f *flight, tokens int, now time.Time) {
 	a.waiting++
 	a.pending += tokens
 	a.accepted++
-	*f = flight{a: a, tokens: tokens, at: now, prompt: true}
+	*f = flight{a: a, tokens: tokens, at: now, prompt: true, next: a.flights}
+	if f.next != nil {
+		f.next.prev = f
+	}
+	a.flights = f
+}
+
+// cutBy says how the attempt can be ended from outside.
+func (f *flight) cutBy(l *life) {
+	if f == nil {
+		return
+	}
+	f.a.mu.Lock()
+	f.life = l
+	f.a.mu.Unlock()
+}
+
+// cutAll ends all attempts at our own engine; their exchanges go on elsewhere or end.
+func (a *account) cutAll(cause error) {
+	a.mu.Lock()
+	defer a.mu.Unlock() // so that no life is used again for another request meanwhile
+	for f := a.flights; f != nil; f = f.next {
+		if f.life != nil {
+			f.life.end(cause)
+		}
+	}
 }
 
 // closeBusy adds the time since the last event to the busy period.
@@ -182,6 +212,7 @@ func (f *flight) done(now time.Time) {
 	}
 	if (f.prompt || f.guess) && now.After(f.at) {
 		a.bound = max(a.bound, float64(f.tokens)/now.Sub(f.at).Seconds())
+		a.blind++
 	}
 	if f.prompt {
 		a.closeBusy(now)
@@ -190,6 +221,15 @@ func (f *flight) done(now time.Time) {
 	} else {
 		a.running--
 	}
+	if f.prev != nil {
+		f.prev.next = f.next
+	} else {
+		a.flights = f.next
+	}
+	if f.next != nil {
+		f.next.prev = f.prev
+	}
+	f.prev, f.next, f.life = nil, nil, nil
 	f.over = true
 }
 
@@ -223,11 +263,25 @@ func (a *account) load() Load {
 func (a *account) speed() (rate float64, step time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	rate = a.rate
-	if rate == 0 {
-		rate = max(defaultPrefillRate, a.bound)
+	return a.believed(), time.Duration(a.step * float64(time.Second))
+}
+
+// blindPrefillRate is believed of an engine whose first tokens nobody ever saw: a gate that holds its traffic back on a
+// guess should err to the side of letting it through.
+const (
+	blindPrefillRate = 8000 // prompt tokens/s
+	blindAnswers     = 20
+)
+
+// believed is the prefill rate that predictions go by, in prompt tokens/s; the lock is held.
+func (a *account) believed() float64 {
+	switch {
+	case a.rate > 0:
+		return a.rate
+	case a.blind >= blindAnswers:
+		return max(blindPrefillRate, a.bound)
 	}
-	return rate, time.Duration(a.step * float64(time.Second))
+	return max(defaultPrefillRate, a.bound)
 }
 
 // defaultPrefillRate is believed of an engine that has not been measured (design section 7).
@@ -237,11 +291,7 @@ const defaultPrefillRate = 2000 // prompt tokens/s
 func (a *account) prefillTime() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	rate := a.rate
-	if rate == 0 {
-		rate = max(defaultPrefillRate, a.bound)
-	}
-	return time.Duration(float64(a.pending) / rate * float64(time.Second))
+	return time.Duration(float64(a.pending) / a.believed() * float64(time.Second))
 }
 
 // suspicion counts our own engine's hard failures over all entries.

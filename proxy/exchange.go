@@ -75,6 +75,9 @@ type exchange struct {
 	headOut bool
 	stream  bool // the head that went out was a 200 event stream
 	content bool // content went out, or part of a body
+	begun   bool // content of the attempt under way went out
+	cont    continuation
+	leg     routing.Outcome // of the newest attempt
 	sift    sift
 
 	firstAt time.Time
@@ -321,6 +324,10 @@ func (x *exchange) serveEntry() {
 	for {
 		v := x.try(d)
 		if v == verdictDone || v == verdictGone {
+			return
+		}
+		if v == verdictResume {
+			x.goOn(d)
 			return
 		}
 		if v == verdictMoved {

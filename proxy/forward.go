@@ -50,7 +50,8 @@ func (x *exchange) try(d routing.Decision) verdict {
 	a := x.begin(d)
 	v, o := x.send(a)
 	a.end(o, time.Now())
-	if v == verdictCut && o == routing.OutcomeReset && !x.announced(a.peer) {
+	x.leg = o
+	if v == verdictCut && o == routing.OutcomeReset && !x.content && !x.announced(a.peer) {
 		x.deaths++
 	}
 	x.attempt.Result = o.String()
@@ -180,6 +181,9 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
 	b := x.body
 	switch {
+	case x.cont.body != nil:
+		x.continued(o, a.self)
+		return o
 	case b.src == nil:
 	case b.complete():
 		o.Length = b.n
@@ -217,6 +221,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 			return v, o
 		}
 	}
+	a.flight.cutBy(ctx)
 	up := x.upstream(a)
 	sent := time.Now()
 	out := x.outgoing(a)
@@ -273,8 +278,15 @@ func (x *exchange) sendFailed(ctx context.Context, err error) (verdict, routing.
 	if x.ctx.Err() != nil || x.body.failure() != nil { // a broken upload surfaces as the upstream's error (C12)
 		return x.stopped(), routing.OutcomeCancelled
 	}
-	if errors.Is(context.Cause(ctx), errCauseFirst) {
+	if cause := context.Cause(ctx); errors.Is(cause, errCauseFirst) {
 		return verdictTimeout, routing.OutcomeTimeout
+	} else if errors.Is(cause, errCauseDrain) {
+		if x.role == roleTarget {
+			x.fail(errDraining)
+			x.outcome = outcomeCut
+			return verdictDone, routing.OutcomeCancelled
+		}
+		return verdictCut, routing.OutcomeCancelled
 	}
 	var se *SendError
 	if !errors.As(err, &se) {

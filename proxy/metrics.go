@@ -92,10 +92,11 @@ func (c *counters) snapshot() map[string]uint64 {
 
 // metrics are the proxy's counters. All labels come from fixed lists.
 type metrics struct {
-	entry    counters // by outcome, requests that entered here
-	target   counters // by outcome, requests that came from other agents to our engine
-	retries  counters // by reason
-	refusals counters // by reason of our own errors
+	entry     counters // by outcome, requests that entered here
+	target    counters // by outcome, requests that came from other agents to our engine
+	retries   counters // by reason
+	refusals  counters // by reason of our own errors
+	continues counters // by reason and outcome
 
 	toSelf, toPeer atomic.Uint64 // attempts sent
 	replays        atomic.Uint64 // reused connections that were dead
@@ -117,6 +118,7 @@ type Metrics struct {
 	EntryByOutcome, TargetByOutcome map[string]uint64
 	Retries                         map[string]uint64
 	Refusals                        map[string]uint64
+	Continues                       map[string]uint64 // legs by "reason outcome"
 	AttemptsSelf, AttemptsPeer      uint64
 	Replays                         uint64
 	NoModel                         uint64
@@ -149,7 +151,7 @@ func newMetrics() *metrics {
 	return &metrics{
 		ask:   askMetrics{took: newHistogram(askBounds)},
 		entry: newCounters(outcomeNames), target: newCounters(outcomeNames), retries: newCounters(retryReasons),
-		refusals: newCounters(refusalReasons()), ttft: newHistogram(ttftBounds), duration: newHistogram(durationBounds),
+		refusals: newCounters(refusalReasons()), continues: newCounters(continueLabels()), ttft: newHistogram(ttftBounds), duration: newHistogram(durationBounds),
 	}
 }
 
@@ -170,7 +172,7 @@ func (p *Proxy) Metrics() Metrics {
 	tokens, refused := p.budget.state(time.Now())
 	return Metrics{
 		EntryByOutcome: m.entry.snapshot(), TargetByOutcome: m.target.snapshot(), Retries: m.retries.snapshot(),
-		Refusals:     m.refusals.snapshot(),
+		Refusals: m.refusals.snapshot(), Continues: m.continues.snapshot(),
 		AttemptsSelf: m.toSelf.Load(), AttemptsPeer: m.toPeer.Load(), Replays: m.replays.Load(), NoModel: m.unreadable.Load(),
 		BytesOut: m.bytesOut.Load(), PromptTokens: m.promptTokens.Load(), OutputTokens: m.outputTokens.Load(),
 		CachedTokens: m.cachedTokens.Load(), RetryBudget: tokens, RetryBudgetExhausted: refused,

@@ -82,6 +82,10 @@ type Config struct {
 	// Alias returns the own engine's name for a model that the client named by an alias, or "".
 	Alias func(name string) string
 
+	// Continue says how an engine of that kind goes on with a text that was begun elsewhere; nil = broken streams are not
+	// continued.
+	Continue func(kind string) Continuation
+
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
@@ -249,6 +253,13 @@ func (p *Proxy) Wait(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Empty takes everything away from our own engine, as at the end of the drain timeout: what other agents sent goes back to
+// them, what entered here goes on at a peer where it can.
+func (p *Proxy) Empty() { p.account.cutAll(errCauseDrain) }
+
+// EngineLost ends everything at our own engine because it is dead or hangs: its entries replay or continue it elsewhere.
+func (p *Proxy) EngineLost() { p.account.cutAll(errCauseEngine) }
 
 // Cut ends all running exchanges, as at the end of the drain timeout: streams end with an error event and without
 // their final chunk, so that no client takes them for whole. It cannot be undone.

@@ -28,6 +28,10 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	h := &ans.Head
 	format := replyFormatOf(h.Header.Get("content-type"), h.Header.Get("content-encoding"))
 	events := format == formatEvents && h.Status == 200
+	x.begun = false
+	if events {
+		x.mayContinue(a)
+	}
 	x.sift.start(format)
 	bodiless := x.in.Method == methodHead || h.Status == 204 || h.Status == 304 || h.Length == 0
 	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
@@ -61,6 +65,9 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 				}
 			}
 			pass, progress, stop := x.piece(a, w, (*pb)[:n], events)
+			if x.cont.on {
+				pass = x.cont.rewrite(pass)
+			}
 			if len(pass) > 0 {
 				at := w.pause()
 				werr := x.down.Write(pass)
@@ -143,7 +150,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []by
 	default:
 		pass, ev, stop = s.push(p, x.content)
 	}
-	if ev&eventContent != 0 && !x.content && !stop {
+	if ev&eventContent != 0 && !x.begun && (!stop || s.tokens > 0) {
 		x.firstContent(a, w, true)
 	}
 	if n := s.scan.tokens - before; n > 0 && a.flight != nil {
@@ -155,7 +162,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []by
 // firstContent notes that the answer has begun: from now on it cannot be replayed, and silence has the shorter limit.
 func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
 	now := time.Now()
-	x.content = true
+	x.content, x.begun = true, true
 	if token {
 		if x.firstAt.IsZero() {
 			x.firstAt = now
@@ -178,7 +185,7 @@ func (x *exchange) ended(a *attempt, ans *Answer, events bool) (verdict, routing
 		(s.scan.idLen > 0 || s.scan.events == 0) {
 		// A 200 stream that ends without a finish reason was cut by an engine that closed cleanly.
 		if x.content {
-			return x.breakOff(verdictBroken), routing.OutcomeMalformed
+			return x.broken(verdictBroken, continueReset), routing.OutcomeMalformed
 		}
 		return verdictCut, routing.OutcomeMalformed
 	}
@@ -213,7 +220,7 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	m := x.p.metrics
 	m.outputTokens.Add(uint64(u.Completion.Or(x.sift.scan.tokens)))
 	m.cachedTokens.Add(uint64(u.Cached.Or(0)))
-	if ans.Head.Status == 200 && o == routing.OutcomeOK {
+	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
 		x.p.lessons.note(x.req.Model, &x.peek, u)
 	}
 	if x.down.Finish(ans.Trailer()) != nil {
@@ -240,12 +247,12 @@ func statusOutcome(status int) routing.Outcome {
 
 // gaveUp is the end of a stream in which the engine said that it gave up: an abort, or an error before any content.
 func (x *exchange) gaveUp() (verdict, routing.Outcome) {
-	o := routing.OutcomeServerError
+	v, o, reason := verdictError, routing.OutcomeServerError, continueError
 	if x.sift.scan.seen()&eventError == 0 {
-		o = routing.OutcomeCancelled // announced: the engine is being stopped
+		v, o, reason = verdictBroken, routing.OutcomeCancelled, continueAbort // announced: the engine is being stopped
 	}
 	if x.content {
-		return x.breakOff(verdictBroken), o
+		return x.broken(v, reason), o
 	}
 	return verdictError, o
 }
@@ -254,8 +261,19 @@ func (x *exchange) gaveUp() (verdict, routing.Outcome) {
 func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
 	cause := context.Cause(ctx)
 	switch {
-	case errors.Is(cause, errCauseDrain), x.ctx.Err() != nil:
+	case x.ctx.Err() != nil:
 		return x.stopped(), routing.OutcomeCancelled
+	case x.role == roleTarget && errors.Is(cause, errCauseDrain):
+		x.fail(errDraining)
+		x.outcome = outcomeCut
+		return verdictDone, routing.OutcomeCancelled
+	case errors.Is(cause, errCauseDrain):
+		if x.content || x.headOut && !x.stream {
+			return x.broken(verdictBroken, continueDrain), routing.OutcomeCancelled
+		}
+		return verdictCut, routing.OutcomeCancelled
+	case errors.Is(cause, errCauseFirst) && x.cont.on:
+		return x.broken(verdictBroken, continueHang), routing.OutcomeTimeout
 	case errors.Is(cause, errCauseFirst) && !x.headOut:
 		return verdictTimeout, routing.OutcomeTimeout
 	case errors.Is(cause, errCauseFirst):
@@ -263,13 +281,20 @@ func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
 		x.endBroken(errFirstByte)
 		return verdictDone, routing.OutcomeTimeout
 	case errors.Is(cause, errCauseIdle):
-		x.outcome = outcomeTimeout
-		return x.breakOff(verdictBroken), routing.OutcomeTimeout
+		v := x.broken(verdictBroken, continueHang)
+		if v == verdictDone {
+			x.outcome = outcomeTimeout
+		}
+		return v, routing.OutcomeTimeout
 	case errors.Is(x.body.failure(), errBodyTooLarge):
 		x.fail(errTooLarge)
 		return verdictDone, routing.OutcomeCancelled
 	case x.content || x.headOut && !x.stream:
-		return x.breakOff(verdictBroken), routing.OutcomeReset
+		reason := continueReset
+		if errors.Is(cause, errCauseEngine) {
+			reason = continueHang
+		}
+		return x.broken(verdictBroken, reason), routing.OutcomeReset
 	}
 	return verdictCut, routing.OutcomeReset
 }

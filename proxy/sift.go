@@ -16,6 +16,13 @@ type sift struct {
 	passed int    // events with data that went out before any content, over all attempts
 	skip   int    // of those, how many the present attempt has yet to repeat
 	out    []byte // what is left of a piece from which events were taken out
+
+	// What a continuation must know. Strict: it is possible, so an error behind content stays here too.
+	strict bool
+	first  []byte     // the first event with data, of the first attempt that had one
+	said   int        // bytes of scan.plain that are in events that passed, in this attempt
+	tokens int        // events with content among them
+	went   replyEvent // their union
 }
 
 // start makes s ready for the next attempt's stream. Behind a head that is out, events without content that the
@@ -24,6 +31,19 @@ func (s *sift) start(f replyFormat) {
 	s.scan.start(f)
 	s.held, s.sent, s.bad = s.held[:0], 0, nil
 	s.skip = s.passed
+	s.said, s.tokens, s.went = 0, 0, 0
+}
+
+// note remembers an event that passes.
+func (s *sift) note(event []byte, e replyEvent) {
+	s.went |= e
+	s.said = s.scan.plainWhole
+	if e&eventContent != 0 {
+		s.tokens++
+	}
+	if s.strict && s.first == nil && e&eventData != 0 {
+		s.first = append(s.first, event...)
+	}
 }
 
 // push takes the next piece. pass may go out, and is good until the next push. ev is the union of what the events in
@@ -50,11 +70,12 @@ func (s *sift) push(p []byte, content bool) (pass []byte, ev replyEvent, stop bo
 		if e&eventEnd == 0 {
 			continue
 		}
-		if e&eventAbort != 0 || e&eventError != 0 && !content && !s.clientError() {
+		if e&eventAbort != 0 || e&eventError != 0 && (!content || s.strict) && !s.clientError() {
 			s.bad = append([]byte(nil), buf[begin:off]...)
 			s.held = s.held[:0]
 			return s.passing(buf[kept:begin], taken), ev, true
 		}
+		s.note(buf[begin:off], e)
 		switch {
 		case e&eventContent != 0:
 			content, s.skip = true, 0

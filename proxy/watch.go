@@ -13,6 +13,8 @@ var (
 	errCauseIdle  = errors.New("no data within the idle timeout")
 	errCauseDrain = errors.New("ended by the drain timeout")
 	errCauseDone  = errors.New("exchange is over")
+	// errCauseEngine ends what is at our own engine because its agent declared it dead or hung.
+	errCauseEngine = errors.New("the engine was declared dead")
 )
 
 // watch ends an exchange whose engine shows no progress. Progress stores a time, and the timer, when it fires, looks
