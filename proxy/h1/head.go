@@ -11,7 +11,7 @@ const (
 
 // Error says why a message cannot be accepted and which status answers it.
 type Error struct {
-	Status int    // 400, 431, 501 or 505; 502 when an engine's answer is malformed
+	Status int    // 400, 405, 431, 501 or 505; 502 when an engine's answer is malformed
 	Reason string // for logs and the error body; never quotes the peer's bytes
 }
 
@@ -26,6 +26,7 @@ var (
 	errTarget        = &Error{400, "malformed request target"}
 	errAbsolute      = &Error{400, "request target is not in origin form"}
 	errConnect       = &Error{400, "CONNECT is not served here"}
+	errTrace         = &Error{405, "TRACE is not served here"} // it would show what proxies add
 	errVersion       = &Error{505, "HTTP version not supported"}
 	errFold          = &Error{400, "folded header line"}
 	errFieldName     = &Error{400, "malformed header name"}
@@ -242,10 +243,16 @@ func headEnd(b []byte) (int, error) {
 			return 0, errHeadSize
 		}
 		// A sender that uses bare LF would never give us the end: say so now.
-		if j := bytes.IndexByte(b, '\n'); j >= 0 && (j == 0 || b[j-1] != '\r') {
-			return 0, errBareLF
+		for at := 0; ; {
+			j := bytes.IndexByte(b[at:], '\n')
+			if j < 0 {
+				return 0, nil
+			}
+			if at += j; at == 0 || b[at-1] != '\r' {
+				return 0, errBareLF
+			}
+			at++
 		}
-		return 0, nil
 	}
 	if i+4 > MaxHead {
 		return 0, errHeadSize
@@ -294,6 +301,8 @@ func (r *Request) parseLine(line []byte) error {
 	switch {
 	case string(r.Method) == "CONNECT":
 		return errConnect
+	case string(r.Method) == "TRACE":
+		return errTrace
 	case r.Target[0] == '/':
 		// A fragment never travels (RFC 9110 7.1).
 		if bytes.IndexByte(r.Target, '#') >= 0 {

@@ -108,7 +108,7 @@ func startProgram(t *testing.T, addr, bin string, conf string, args func(confFil
 			return ""
 		}
 	}
-	file := filepath.Join(t.TempDir(), bin+".conf")
+	file := filepath.Join(t.TempDir(), "conf.yaml") // Envoy goes by the ending
 	require.NoError(t, os.WriteFile(file, []byte(conf), 0o644))
 	out, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
@@ -191,6 +191,6 @@ func startEnvoy(t *testing.T, b *backend) string {
     load_assignment: { cluster_name: engine, endpoints: [ { lb_endpoints: [ { endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: %s } } } } ] } ] }
 `, host, port, back)
 	return startProgram(t, addr, "envoy", conf, func(f string) []string {
-		return []string{"-c", f, "--config-yaml", "", "--concurrency", "1", "--use-dynamic-base-id", "-l", "off"}
+		return []string{"-c", f, "--concurrency", "1", "--use-dynamic-base-id", "-l", "off"}
 	})
 }
