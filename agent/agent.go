@@ -89,7 +89,7 @@ func New(cfg Config, opts Options) (*Agent, error) {
 		}
 	}
 	a.client = engineClient(cfg.engineURL())
-	a.engine = engine.New(a.engineConfig())
+	a.engine = engine.New(engineConfig(&a.cfg))
 	a.member = routing.Member{Boot: a.boot, Node: a.cfg.NodeName + "." + bootText(a.boot)[:8], Zone: cfg.Zone, Self: true}
 	a.log = opts.Logger.With(KeyNode, a.member.Node)
 	a.table = routing.NewTable(a.member)
@@ -129,9 +129,9 @@ func hostName() string {
 	return h
 }
 
-func (a *Agent) engineConfig() engine.Config {
-	return engine.Config{URL: a.cfg.engineURL(), Kind: engine.Kind(a.cfg.EngineKind), MetricsURL: a.cfg.EngineMetricsURL,
-		Mapping: a.cfg.EngineMetrics, APIKey: a.cfg.EngineAPIKey}
+func engineConfig(c *Config) engine.Config {
+	return engine.Config{URL: c.engineURL(), Kind: engine.Kind(c.EngineKind), MetricsURL: c.EngineMetricsURL, Mapping: c.EngineMetrics,
+		APIKey: c.EngineAPIKey}
 }
 
 // Listening is closed when all listeners are open; from then on Addresses answers.

@@ -24,6 +24,7 @@ type console struct {
 	alive   func() error                                      // nil while the loops of the agent turn
 	ready   func(entry bool) (bool, string)                   // own replica, or with entry any replica
 	picks   func(id string) any                               // recent picks, newest first
+	explain func(target string, h http.Header, body []byte) any // where a request would go now; body nil: by the query's numbers
 	drain   func() bool                                       // begins a drain; false if one was under way
 	drained func(ctx context.Context) string                  // blocks as /drained promises, and says how it ended
 	health  func(ctx context.Context) (*http.Response, error) // the engine's own pages, passed verbatim
@@ -42,6 +43,8 @@ func (c *console) handler() http.Handler {
 	mux.HandleFunc("GET /events", c.events)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.status()) })
 	mux.HandleFunc("GET /picks", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.picks(r.FormValue("id"))) })
+	mux.HandleFunc("GET /explain", c.explainNumbers)
+	mux.HandleFunc("POST /explain", c.change(c.explainBody))
 	mux.HandleFunc("GET /livez", c.livez)
 	mux.HandleFunc("GET /readyz", c.readyz)
 	mux.HandleFunc("GET /metrics", c.exposition)

@@ -17,7 +17,7 @@ const gpuEvery = time.Second
 // watchGPU reads the memory of the engine's cards, if there is a driver. Without one it says so once and ends: the rest
 // of the agent works the same.
 func (a *Agent) watchGPU(ctx context.Context) error {
-	r, err := a.openGPU(a.gpuConfig())
+	r, err := a.openGPU(gpuConfig(&a.cfg))
 	if err != nil {
 		a.gpuUnknown(err)
 		return nil
@@ -53,10 +53,10 @@ type gpuReader interface {
 func openGPU(c gpu.Config) (gpuReader, error) { return gpu.Open(c) }
 
 // gpuConfig is how the engine's cards are found: settings first, then who can tell.
-func (a *Agent) gpuConfig() gpu.Config {
-	c := gpu.Config{Devices: a.cfg.GPUDevices, Env: a.cfg.cudaEnv}
+func gpuConfig(cfg *Config) gpu.Config {
+	c := gpu.Config{Devices: cfg.GPUDevices, Env: cfg.cudaEnv}
 	port, socket := 0, ""
-	switch u := a.cfg.engineURL(); {
+	switch u := cfg.engineURL(); {
 	case u.Scheme == "unix":
 		socket = u.Path
 	case isLoopback(u.Host): // an engine on another host holds no card of ours
@@ -68,7 +68,7 @@ func (a *Agent) gpuConfig() gpu.Config {
 			port = p
 		}
 	}
-	pod := a.cfg.pod
+	pod := cfg.pod
 	c.Finders = []gpu.Finder{
 		gpu.SharedClaim(gpu.KubeletSocket, pod.namespace, pod.name, pod.container),
 		gpu.PodDevices(gpu.KubeletSocket, pod.namespace, pod.name),

@@ -40,3 +40,14 @@ func (r Reason) String() string {
 
 // MarshalText writes the name.
 func (r Reason) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads what MarshalText wrote, for those who read an agent's JSON. A word of a newer agent is an error.
+func (r *Reason) UnmarshalText(b []byte) error {
+	for i, name := range reasonNames {
+		if name == string(b) {
+			*r = Reason(i)
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown reason %q", b)
+}

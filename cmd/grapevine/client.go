@@ -58,12 +58,17 @@ func newConsoleClient(url string, environ []string) (*consoleClient, error) {
 
 // do makes one request and returns the body. A status of 400 or more is an error. No timeout is none.
 func (c *consoleClient) do(ctx context.Context, method, path string, timeout time.Duration) ([]byte, error) {
+	return c.send(ctx, method, path, nil, timeout)
+}
+
+// send is do with a body.
+func (c *consoleClient) send(ctx context.Context, method, path string, body io.Reader, timeout time.Duration) ([]byte, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
 		return nil, err
 	}

@@ -33,8 +33,12 @@ func commands() []command {
 		{"agent", "", "run the agent beside an engine (the default); all settings come from GRAPEVINE_ variables", runAgent},
 		{"demo", "[--duration 30s] [--replicas 4] [--slow 0.5] [--seed 1] [--json]", "a fleet of simulated engines with real agents in one process, against round robin", runDemo},
 		{"status", "[--url URL] [--json]", "what an agent knows about its replica and the others", runStatus},
+		{"top", "[--url URL] [--sort COLUMN] [--every 1s] [--once]", "the replicas, live; s sorts by another column, r turns the order, q ends", runTop},
+		{"explain", "[--url URL] [--json] [FILE | ID | --model M --tokens N]", "where a request would go now and why, or where a past one went", runExplain},
+		{"check", "[--json]", "try out what an agent with this environment needs: engine, GPU, ports, key, names, peers", runCheck},
 		{"drain", "[--url URL] [--no-wait]", "let an agent finish what it has and take nothing new", runDrain},
 		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
+		{"completion", "bash | zsh | fish", "print a completion script for a shell", runCompletion},
 		{"keygen", "", "make a gossip key", runKeygen},
 		{"version", "", "print the version", runVersion},
 	}
@@ -91,7 +95,7 @@ func (p *process) main(ctx context.Context, args []string) int {
 func (p *process) help(w io.Writer) {
 	fmt.Fprint(w, "grapevine puts an agent beside each inference replica; any agent answers for the whole fleet.\n\n")
 	for _, c := range commands() {
-		fmt.Fprintf(w, "  grapevine %-8s %s\n%21s%s\n", c.name, c.args, "", c.short)
+		fmt.Fprintf(w, "  grapevine %-10s %s\n%23s%s\n", c.name, c.args, "", c.short)
 	}
 	fmt.Fprint(w, "\nVariables: grapevine config --docs. Exit codes: 0 success, 1 failure, 2 wrong usage or configuration.\n")
 }
@@ -105,16 +109,30 @@ func (p *process) flags(name string) *flag.FlagSet {
 
 // parse parses args, and refuses what is left over.
 func (p *process) parse(f *flag.FlagSet, args []string) error {
-	if err := f.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return fmt.Errorf("see %s -h: %w", f.Name(), errUsage)
+	if err := p.parseFlags(f, args); err != nil {
+		return err
 	}
 	if f.NArg() > 0 {
 		return fmt.Errorf("%s: unexpected argument %q: %w", f.Name(), f.Arg(0), errUsage)
 	}
 	return nil
+}
+
+func (p *process) parseFlags(f *flag.FlagSet, args []string) error {
+	err := f.Parse(args)
+	if err == nil || errors.Is(err, flag.ErrHelp) {
+		return err
+	}
+	return fmt.Errorf("see %s -h: %w", f.Name(), errUsage)
+}
+
+// parseOne is parse for a command that takes one argument at most, before or after its flags.
+func (p *process) parseOne(f *flag.FlagSet, args []string) (arg string, err error) {
+	if err := p.parseFlags(f, args); err != nil || f.NArg() == 0 {
+		return "", err
+	}
+	arg = f.Arg(0)
+	return arg, p.parse(f, f.Args()[1:])
 }
 
 // isTerminal reports whether f is a terminal that takes escape sequences.
