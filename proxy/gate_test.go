@@ -344,8 +344,8 @@ func (o preferOther) Pick(s *routing.Snapshot, r *routing.Request, now time.Time
 
 // Under saturating load the gate costs no throughput, whatever the traffic.
 func TestGateCostsNoThroughput(t *testing.T) {
-	if testing.Short() {
-		t.Skip("simulates some minutes")
+	if testing.Short() || raceOn {
+		t.Skip("simulates some minutes; nothing in it is about races")
 	}
 	type traffic struct {
 		path    string
