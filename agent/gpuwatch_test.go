@@ -153,7 +153,7 @@ func TestGPUFinders(t *testing.T) {
 		cfg := loopbackConfig(engine)
 		a, err := New(cfg, Options{})
 		require.NoError(t, err)
-		for _, f := range a.gpuConfig().Finders {
+		for _, f := range gpuConfig(&a.cfg).Finders {
 			out = append(out, f.Method)
 		}
 		return out
@@ -170,7 +170,7 @@ func TestGPUFinders(t *testing.T) {
 	require.NoError(t, err)
 	a, err := New(cfg, Options{})
 	require.NoError(t, err)
-	assert.Equal(t, []string{"CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"}, a.gpuConfig().Env)
+	assert.Equal(t, []string{"CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"}, gpuConfig(&a.cfg).Env)
 	assert.Equal(t, "ns", a.cfg.pod.namespace)
 	assert.Equal(t, "p-0", a.cfg.pod.name)
 	assert.Equal(t, "grapevine", a.cfg.pod.container)
