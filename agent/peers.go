@@ -344,9 +344,9 @@ func (a *Agent) record() []byte {
 	return gossip.EncodeReport(nil, &r)
 }
 
-// onRecord takes a record that came with an answer of another agent.
-func (a *Agent) onRecord(b []byte) {
-	if r, err := gossip.DecodeReport(b); err == nil {
+// onRecord takes a record that came with an answer of the agent from; nobody speaks for another there.
+func (a *Agent) onRecord(from uint64, b []byte) {
+	if r, err := gossip.DecodeReport(b); err == nil && r.Boot == from {
 		a.update(r)
 	}
 }

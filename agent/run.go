@@ -294,20 +294,27 @@ func (a *Agent) clientTLS() func(uint64) *tls.Config {
 	return func(boot uint64) *tls.Config { return a.tls.ClientConfig(boot) }
 }
 
-// hasLeft reports whether a boot id is one that left: its certificate is valid for ever, its membership is not.
-func (a *Agent) hasLeft(boot uint64) bool {
-	for _, m := range a.node.Members() {
-		if m.Boot == boot {
-			return m.Event == gossip.MemberLeft
-		}
+// peerBoot tells whose certificate a connection shows; nil means plain.
+func (a *Agent) peerBoot() func(tls.ConnectionState) uint64 {
+	if a.tls == nil {
+		return nil
 	}
-	return false
+	return func(cs tls.ConnectionState) uint64 {
+		_, boot, err := a.tls.Peer(cs)
+		if err != nil {
+			return 0
+		}
+		return boot
+	}
 }
+
+// hasLeft reports whether a boot id is one that left: its certificate is valid for ever, its membership is not.
+func (a *Agent) hasLeft(boot uint64) bool { return a.node.HasLeft(boot) }
 
 func (a *Agent) proxyConfig() proxy.Config {
 	return proxy.Config{
 		Table: a.table, Policy: a.policy, EngineURL: a.cfg.engineURL(), EngineAPIKey: a.cfg.EngineAPIKey,
-		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), Salt: a.salt(),
+		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
 		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,

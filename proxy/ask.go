@@ -203,7 +203,7 @@ func (x *exchange) heard(q *asked, peer *routing.Peer, r link.Result, at time.Ti
 	f := fields{b: r.Reply}
 	ans = routing.Answer{Index: r.Index, OK: f.u8() == scoreTaken, Score: math.Float64frombits(f.u64()), Tokens: int(f.u32())}
 	if len(f.b) > 0 && x.p.cfg.OnRecord != nil {
-		x.p.cfg.OnRecord(f.b)
+		x.p.cfg.OnRecord(peer.Boot(), f.b)
 	}
 	if math.IsNaN(ans.Score) || ans.Score < 0 {
 		return ans, false

@@ -200,7 +200,7 @@ func TestAnswersCarryRecords(t *testing.T) {
 		e := streams(0, roleChunk, chunk("a"), finishChunk, doneChunk)
 		f := linkFleet(t, func(i int, c *Config) {
 			c.Record = func() []byte { return []byte(peerAddr(i)) }
-			c.OnRecord = func(b []byte) {
+			c.OnRecord = func(_ uint64, b []byte) {
 				mu.Lock()
 				defer mu.Unlock()
 				if i == 0 {

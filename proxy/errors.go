@@ -166,6 +166,8 @@ var (
 		Message: "Replicas died while they worked on this request. It is not tried again."}
 	errLoop = &apiError{Status: 508, Code: "loop_detected", Reason: "loop", Final: true,
 		Message: "The request has passed through an agent before."}
+	errForgedHop = &apiError{Status: 403, Code: "hop_mismatch", Reason: "forged_hop", Final: true,
+		Message: "The request names another agent than the one that it comes from."}
 	errBadRequest = &apiError{Status: 400, Reason: "bad_request",
 		Message: "The request could not be understood."}
 )

@@ -162,6 +162,8 @@ func (x *exchange) admitHop() *apiError {
 	switch {
 	case !ok || boot == x.p.self || x.in.Header.Count(headerHop) != 1:
 		return errLoop
+	case x.in.Peer != 0 && x.in.Peer != boot:
+		return errForgedHop
 	case x.class.Kind == pathAdmin:
 		return errPathNotAllowed // these stay at the agent where they were asked for
 	case x.p.draining.Load():

@@ -248,7 +248,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 		return x.sendFailed(ctx, err)
 	}
 	if !a.self {
-		x.takeRecord(ans)
+		x.takeRecord(a.peer.Boot(), ans)
 	}
 	if ans.Tunnel != nil {
 		return x.tunnel(a, w, ans), routing.OutcomeOK
@@ -303,13 +303,13 @@ func (x *exchange) sendFailed(ctx context.Context, err error) (verdict, routing.
 }
 
 // takeRecord hands the sender's load record on.
-func (x *exchange) takeRecord(ans *Answer) {
+func (x *exchange) takeRecord(from uint64, ans *Answer) {
 	v := ans.Head.Header.Get(headerLoad)
 	if v == "" || x.p.cfg.OnRecord == nil {
 		return
 	}
 	if b, err := base64.RawStdEncoding.DecodeString(v); err == nil {
-		x.p.cfg.OnRecord(b)
+		x.p.cfg.OnRecord(from, b)
 	}
 }
 

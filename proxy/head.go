@@ -81,6 +81,7 @@ type RequestHead struct {
 	Length  int64  // bytes of the body; 0 none, -1 not told
 	Upgrade string // protocol asked for by an upgrade, lower case; "" = none
 	HTTP2   bool
+	Peer    uint64 // boot id that the connection's certificate proves; 0 = none does
 }
 
 // ResponseHead is an answer, apart from its body.

@@ -106,7 +106,7 @@ func TestAnswersCarryNothingOfOurs(t *testing.T) {
 		f := newFleet(t, order, func(i int, c *Config) {
 			c.Record = func() []byte { return []byte{1, 2, byte(i)} }
 			if i == 0 {
-				c.OnRecord = func(b []byte) { got = b }
+				c.OnRecord = func(_ uint64, b []byte) { got = b }
 			}
 		}, pair(target, e)...)
 		resp, text, err := f.get(chatBody(false))

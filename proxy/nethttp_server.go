@@ -31,6 +31,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.TLS != nil {
 		in.Scheme = "https"
 	}
+	if h.role == roleTarget {
+		in.Peer = h.p.provenPeer(r)
+	}
 	var src io.Reader
 	if r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0 {
 		src = r.Body

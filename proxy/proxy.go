@@ -45,6 +45,8 @@ type Config struct {
 
 	// PeerTLS returns the client configuration for the peer with that boot id; nil = plain HTTP between agents.
 	PeerTLS func(boot uint64) *tls.Config
+	// PeerBoot tells the boot id that a connection on the peer listener has proven, 0 if it proves none; nil = plain.
+	PeerBoot func(tls.ConnectionState) uint64
 
 	// Salt keys the hashes of prompt prefixes and sessions; nil = none are made.
 	Salt *PrefixSalt
@@ -63,8 +65,8 @@ type Config struct {
 	Reply func(kind string, status int, body []byte) ReplyClass
 	// Record returns our newest load record in its wire form, for answers to other agents; nil = none is sent.
 	Record func() []byte
-	// OnRecord takes a record that came with an answer of another agent.
-	OnRecord func(record []byte)
+	// OnRecord takes a record that came with an answer of the agent from.
+	OnRecord func(from uint64, record []byte)
 	// Models lists the models of all live replicas, one entry for each replica and model.
 	Models func() []ModelEntry
 

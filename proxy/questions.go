@@ -166,6 +166,11 @@ func (p *Proxy) ServeLink(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "this path speaks "+link.Protocol, http.StatusUpgradeRequired)
 		return
 	}
+	if peer := p.provenPeer(r); peer != 0 && r.Header.Get(headerHop) != formatBoot(peer) {
+		p.metrics.refusals.add(errForgedHop.Reason)
+		errForgedHop.write(w)
+		return
+	}
 	nc, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		http.Error(w, "HTTP/1.1 is needed", http.StatusUpgradeRequired)

@@ -146,7 +146,7 @@ func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) 
 	given = f.u8() == 1
 	tokens := int(f.u32())
 	if len(f.b) > 0 && p.cfg.OnRecord != nil {
-		p.cfg.OnRecord(f.b)
+		p.cfg.OnRecord(victim.Boot(), f.b)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -34,6 +34,7 @@ type wireServerConn struct {
 	s      *Server
 	nc     net.Conn
 	remote string      // its address
+	peer   uint64      // boot id that its certificate proves
 	idle   atomic.Bool // between requests, so that Shutdown may close it
 
 	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
@@ -62,6 +63,9 @@ func (c *wireServerConn) serve() {
 	case h2:
 		c.s.handOff(c.nc, nil)
 		return
+	}
+	if c.s.role == roleTarget {
+		c.peer = c.s.p.provenBoot(c.nc)
 	}
 	c.watched = c.s.gone.watch(c)
 	for c.one() {
@@ -231,7 +235,7 @@ func (c *wireServerConn) keepHead(n int) {
 	c.head.fields = h
 	c.in = RequestHead{
 		Method: at(q.Method), Target: at(q.Target), Host: at(q.HostValue), Scheme: "http", Remote: c.remote,
-		Header: h, Length: q.Length,
+		Header: h, Length: q.Length, Peer: c.peer,
 	}
 	if isTLS(c.nc) {
 		c.in.Scheme = "https"

@@ -39,6 +39,7 @@ func (p *Proxy) ClientServer(std *http.Server) *Server {
 // PeerServer returns the server of the other agents' listener. std serves HTTP/2 and all targets that begin with
 // prefix.
 func (p *Proxy) PeerServer(std *http.Server, prefix string) *Server {
+	std.ConnContext = p.provenContext
 	return &Server{p: p, role: roleTarget, std: std, prefix: prefix, conns: make(map[*wireServerConn]struct{})}
 }
 
