@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"os"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -94,4 +96,23 @@ func FuzzParseMapping(f *testing.F) {
 			require.NotEmpty(t, e.Terms)
 		}
 	})
+}
+
+// The examples of the README are what they say: mappings that parse.
+func TestExamplesOfTheREADME(t *testing.T) {
+	b, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	examples := regexp.MustCompile(`(?m)^GRAPEVINE_ENGINE_METRICS='(.*)'$`).FindAllStringSubmatch(string(b), -1)
+	assert.GreaterOrEqual(t, len(examples), 4)
+	for _, e := range examples {
+		m, err := ParseMapping(e[1])
+		require.NoError(t, err, e[1])
+		assert.GreaterOrEqual(t, len(m.Entries), 2, e[1])
+	}
+	for f := range numFields {
+		if f == FieldProcessStart || f == FieldModelsLoaded || f == FieldPrefixHitRate {
+			continue // of no use to a mapping that is written by hand
+		}
+		assert.Contains(t, string(b), "`"+f.String()+"`")
+	}
 }

@@ -218,7 +218,6 @@ func byName(t *testing.T, agents []*harness.Agent, subjects ...*subject) {
 	for _, x := range subjects {
 		want = append(want, x.model)
 	}
-	lists := map[string]bool{}
 	for _, a := range agents {
 		harness.Eventually(t, 10*time.Second, a.Name+" to list all models", func() bool {
 			ids, _ := modelIDs(t, a.URL)
@@ -226,7 +225,6 @@ func byName(t *testing.T, agents []*harness.Agent, subjects ...*subject) {
 		})
 		ids, body := modelIDs(t, a.URL)
 		assert.ElementsMatch(t, want, ids)
-		lists[body] = true
 		for _, x := range subjects {
 			if x.field != "" {
 				assert.Contains(t, body, x.field, "the engine's own fields")
@@ -238,7 +236,6 @@ func byName(t *testing.T, agents []*harness.Agent, subjects ...*subject) {
 		assert.Equal(t, http.StatusNotFound, code, "%s, although llama.cpp answers any name: %s", a.Name, body)
 		assert.Contains(t, body, "model_not_found")
 	}
-	assert.Len(t, lists, 1, "all agents list the same")
 }
 
 // printStatus logs what `grapevine status` says.
