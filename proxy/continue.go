@@ -72,11 +72,12 @@ type continuation struct {
 	may  bool // as far as the request goes
 	open bool // the engine of the first leg took the client's last message for an open turn
 
-	on     bool   // the leg under way, or looked for, is not the first
-	reason string // why the newest leg broke
-	deaths int    // unannounced, since there was content
-	text   []byte // what the client has, of all legs
-	sent   int    // its tokens, counted by events
+	on     bool      // the leg under way, or looked for, is not the first
+	since  time.Time // when the newest leg broke
+	reason string    // why the newest leg broke
+	deaths int       // unannounced, since there was content
+	text   []byte    // what the client has, of all legs
+	sent   int       // its tokens, counted by events
 	prompt routing.Opt[int]
 	ended  bool // a finish reason is out
 
@@ -220,6 +221,7 @@ func (x *exchange) takeLeg(p *routing.Peer) {
 	if u := &s.scan.usage; u.Prompt.OK && !c.prompt.OK && len(c.text) == 0 {
 		c.prompt = u.Prompt
 	}
+	c.since = time.Now()
 	c.text = append(c.text, s.scan.plain[:s.said]...)
 	c.sent += s.tokens
 	c.ended = c.ended || s.went&eventFinish != 0
@@ -228,6 +230,14 @@ func (x *exchange) takeLeg(p *routing.Peer) {
 	if c.reason != continueAbort && c.reason != continueDrain && !x.announced(p) {
 		c.deaths++
 	}
+}
+
+// waits is from when the wait for an engine counts: the request's arrival, or the moment at which its stream broke.
+func (x *exchange) waits() time.Time {
+	if x.cont.on {
+		return x.cont.since
+	}
+	return x.arrived
 }
 
 // endEnded ends a stream whose finish reason is out: nothing but the usage and the end marker can be missing.

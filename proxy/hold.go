@@ -119,7 +119,7 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 	w.set(0, errCauseFirst) // the wait for the first byte counts from the start at the engine
 	x.stage(stageHeld)
 	x.p.step(stepHeld)
-	limit := time.NewTimer(max(g.timeout-time.Since(x.arrived), 0))
+	limit := time.NewTimer(max(g.timeout-time.Since(x.waits()), 0))
 	defer limit.Stop()
 	select {
 	case l := <-h.ready:

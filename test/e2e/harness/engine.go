@@ -56,16 +56,17 @@ func (e *Engine) Fault(fault any) {
 // LlamaModel is the name under which llama.cpp's servers offer Gemma 3 270M.
 const LlamaModel = "gemma"
 
-// LlamaCpp starts a real llama.cpp server as engine n: two slots of 2,048 tokens, one thread.
-func (s *Stage) LlamaCpp(n int) *Engine {
+// LlamaCpp starts a real llama.cpp server as engine n: two slots of 2,048 tokens, one thread, unless the arguments, which come
+// behind the others, say something else.
+func (s *Stage) LlamaCpp(n int, args ...string) *Engine {
 	s.t.Helper()
 	dir := llamaDir(s.t)
 	addr := s.Addr(n, EnginePort)
 	e := &Engine{N: n, URL: "http://" + addr, Addr: addr, Model: LlamaModel}
-	e.Process = s.Start(fmt.Sprintf("llama%d", n), nil, filepath.Join(dir, "llama-server"),
-		"-m", filepath.Join(dir, "gemma-3-270m-q4_k_m.gguf"), "--alias", LlamaModel,
+	args = append([]string{"-m", filepath.Join(dir, "gemma-3-270m-q4_k_m.gguf"), "--alias", LlamaModel,
 		"--host", s.IP(n), "--port", fmt.Sprint(EnginePort),
-		"-c", "4096", "--parallel", "2", "--metrics", "--slots", "--props", "-t", "1")
+		"-c", "4096", "--parallel", "2", "--metrics", "--slots", "--props", "-t", "1"}, args...)
+	e.Process = s.Start(fmt.Sprintf("llama%d", n), nil, filepath.Join(dir, "llama-server"), args...)
 	e.waitHealthy(60 * time.Second)
 	return e
 }

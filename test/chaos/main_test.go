@@ -1,0 +1,26 @@
+package chaos
+
+import (
+	"flag"
+	"os"
+	"testing"
+
+	"github.com/grapevine-lb/grapevine/test/e2e/harness"
+)
+
+var long = flag.Bool("long", false, "all scenarios in full, not only the smoke form of a few")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := m.Run()
+	harness.RemoveBinaries()
+	os.Exit(code)
+}
+
+// longOnly skips what the smoke form leaves out.
+func longOnly(t *testing.T) {
+	t.Helper()
+	if !*long {
+		t.Skip("runs with -long")
+	}
+}
