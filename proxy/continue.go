@@ -181,7 +181,7 @@ func (x *exchange) anyNext(d routing.Decision) bool {
 		if c.spent(x.peek.MaxTokens) && x.finishSpent() {
 			return true
 		}
-		v := x.try(d)
+		v := x.try(&d)
 		for v == verdictMoved {
 			if x.moves++; x.moves > maxMoves {
 				return false
@@ -189,7 +189,7 @@ func (x *exchange) anyNext(d routing.Decision) bool {
 			if d = x.after(); d.Peer == nil || !x.fits(d.Peer) {
 				return false
 			}
-			v = x.try(d)
+			v = x.try(&d)
 		}
 		switch v {
 		case verdictDone, verdictGone:

@@ -131,12 +131,11 @@ func (x *exchange) recycle() {
 	if cap(s.held)+cap(s.out)+cap(s.scan.plain) > largePiece {
 		s.held, s.out, s.scan.plain = nil, nil, nil
 	}
-	keep := exchange{header: x.header[:0], out: Outgoing{Header: x.out.Header[:0]}}
-	keep.sift = sift{held: s.held[:0], out: s.out[:0]}
-	keep.sift.scan.plain = s.scan.plain[:0]
-	keep.rec.Attempts = x.rec.Attempts[:0]
-	p := x.p
-	*x = keep
+	p, header, out, attempts := x.p, x.header[:0], x.out.Header[:0], x.rec.Attempts[:0]
+	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
+	*x = exchange{}
+	x.header, x.out.Header, x.rec.Attempts = header, out, attempts
+	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)
 }
 
@@ -307,7 +306,7 @@ func (x *exchange) requestID() string {
 // serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
 func (x *exchange) serveTarget() {
 	self := x.p.cfg.Table.Self()
-	switch v := x.try(routing.Decision{Peer: self, Reason: routing.ReasonSelf}); v {
+	switch v := x.try(&routing.Decision{Peer: self, Reason: routing.ReasonSelf}); v {
 	case verdictDone, verdictGone:
 	default:
 		x.giveUp(v)
@@ -324,7 +323,7 @@ func (x *exchange) serveEntry() {
 		return
 	}
 	for {
-		v := x.try(d)
+		v := x.try(&d)
 		if v == verdictDone || v == verdictGone {
 			return
 		}

@@ -22,6 +22,16 @@ var (
 	largePieces = sync.Pool{New: func() any { b := make([]byte, largePiece); return &b }}
 )
 
+func putPiece(pb *[]byte) {
+	switch {
+	case pb == nil:
+	case len(*pb) == smallPiece:
+		smallPieces.Put(pb)
+	default:
+		largePieces.Put(pb)
+	}
+}
+
 // relay passes an answer on: each piece at once, its bytes unchanged. The entry agent holds back what would make a
 // broken answer look whole; a target passes everything on and only counts.
 func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer) (verdict, routing.Outcome) {
@@ -51,13 +61,28 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	if h.Length > smallPiece {
 		pool = &largePieces
 	}
-	pb := pool.Get().(*[]byte)
-	defer func() { pool.Put(pb) }()
-	if x.role == roleEntry && late && format == formatJSON && h.Status == 200 && h.Length <= int64(len(*pb)) {
+	if x.role == roleEntry && late && format == formatJSON && h.Status == 200 && h.Length <= largePiece {
+		pb := pool.Get().(*[]byte)
+		defer pool.Put(pb)
 		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
 	}
+	lender, _ := ans.Body.(*wireBody)
+	var pb *[]byte
+	defer func() { putPiece(pb) }()
 	for {
-		n, err := ans.Body.Read(*pb)
+		var (
+			n   int
+			err error
+		)
+		if lender != nil {
+			putPiece(pb)
+			pb, n, err = lender.lend(pool)
+		} else {
+			if pb == nil {
+				pb = pool.Get().(*[]byte)
+			}
+			n, err = ans.Body.Read(*pb)
+		}
 		if n > 0 {
 			if late {
 				if late = false; !x.sendHead(h, events) {
@@ -83,9 +108,8 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 				return x.gaveUp()
 			}
 			if n == smallPiece && pool == &smallPieces {
-				pool.Put(pb)
-				pool = &largePieces
-				pb = pool.Get().(*[]byte)
+				putPiece(pb)
+				pb, pool = nil, &largePieces
 			}
 		}
 		switch {

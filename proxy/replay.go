@@ -31,7 +31,7 @@ func (b *replayBudget) give(n int) { b.used.Add(-int64(n)) }
 const keepAlways = 64 << 10 // bytes
 
 // blockSizes are the sizes of the pieces in which bodies are kept: prompts are mostly a few KiB, images a few MiB.
-var blockSizes = [...]int{4 << 10, 16 << 10, 64 << 10}
+var blockSizes = [...]int{1 << 10, 2304, 4 << 10, 16 << 10, 64 << 10}
 
 var blockPools [len(blockSizes)]sync.Pool
 

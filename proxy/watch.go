@@ -70,7 +70,9 @@ func (w *watch) predict(a *attempt, d time.Duration) {
 	defer w.mu.Unlock()
 	now := time.Since(w.base)
 	w.a, w.soon = a, now+max(d, 1)
-	w.arm(w.soon, now)
+	if w.armed == 0 || w.armed > w.soon+d/4 { // a guess need not be met to the millisecond
+		w.arm(w.soon, now)
+	}
 }
 
 // arm makes the timer fire at t at the latest.

@@ -33,6 +33,7 @@ var (
 type wireServerConn struct {
 	s      *Server
 	nc     net.Conn
+	due    time.Time   // the deadline of reads, if it is that of the next request
 	remote string      // its address
 	peer   uint64      // boot id that its certificate proves
 	idle   atomic.Bool // between requests, so that Shutdown may close it
@@ -100,7 +101,8 @@ func (c *wireServerConn) one() (more bool) {
 	}
 	c.keepHead(n)
 	d := &c.down
-	*d = wireDown{c: c, out: d.out[:0], old: c.req.Minor == 0, bodiless: string(c.req.Method) == "HEAD",
+	d.rest()
+	*d = wireDown{c: c, old: c.req.Minor == 0, bodiless: string(c.req.Method) == "HEAD",
 		close: c.req.Close || c.s.closing.Load() || c.s.p.draining.Load()}
 	c.body = wireRequestBody{c: c, frame: c.req.Framing, left: c.req.Length, ask: c.req.Continue}
 	var src io.Reader
@@ -142,7 +144,7 @@ func (c *wireServerConn) readHead() (int, error) {
 	if c.w > c.r {
 		deadline = headTimeout // pipelined
 	}
-	_ = c.nc.SetReadDeadline(time.Now().Add(deadline))
+	c.readBy(deadline)
 	for first := true; ; first = false {
 		if c.w > c.r {
 			b := (*c.buf)[c.r:c.w]
@@ -157,7 +159,7 @@ func (c *wireServerConn) readHead() (int, error) {
 			c.idle.Store(false)
 			if !first && deadline == idleTimeout {
 				deadline = headTimeout
-				_ = c.nc.SetReadDeadline(time.Now().Add(deadline))
+				c.readBy(deadline)
 			}
 		} else if c.s.closing.Load() {
 			return 0, net.ErrClosed
@@ -166,6 +168,20 @@ func (c *wireServerConn) readHead() (int, error) {
 			return 0, err
 		}
 	}
+}
+
+// readBy sets the deadline of reads. One for the next request is renewed now and then only: a client that sends one
+// after another would pay for two timers with each.
+func (c *wireServerConn) readBy(limit time.Duration) {
+	now := time.Now()
+	if limit == idleTimeout && c.due.Sub(now) > idleTimeout*7/8 {
+		return
+	}
+	c.due = time.Time{}
+	if limit == idleTimeout {
+		c.due = now.Add(limit)
+	}
+	_ = c.nc.SetReadDeadline(now.Add(limit))
 }
 
 // more reads once into the buffer.
@@ -289,6 +305,7 @@ func (c *wireServerConn) listen() {
 	if c.watched || c.ahead != nil || c.w > c.r {
 		return
 	}
+	c.due = time.Time{}
 	_ = c.nc.SetReadDeadline(time.Time{})
 	done := make(chan struct{})
 	c.ahead = done
@@ -405,7 +422,7 @@ func (b *wireRequestBody) raw(p []byte) (int, error) {
 	}
 	if c.w == c.r {
 		if now := time.Now(); now.Sub(b.timed) > bodyTimeout/10 {
-			b.timed = now
+			b.timed, c.due = now, time.Time{}
 			_ = c.nc.SetReadDeadline(now.Add(bodyTimeout))
 		}
 		if !b.frame.Chunked {

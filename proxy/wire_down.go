@@ -16,7 +16,8 @@ const directWrite = 8 << 10
 // wireDown answers one request on a connection of our own: head and first piece in one write, then one write a piece.
 type wireDown struct {
 	c        *wireServerConn
-	out      []byte // what is to be written next
+	out      []byte  // what is to be written next
+	pb       *[]byte // its memory
 	vec      [3][]byte
 	chunked  bool
 	old      bool // the client speaks HTTP/1.0
@@ -33,6 +34,7 @@ type wireDown struct {
 
 // Head implements Downstream.
 func (d *wireDown) Head(h *ResponseHead, flush bool) error {
+	d.room()
 	b := append(d.out[:0], statusLine(h.Status)...)
 	b = appendFields(b, h.Header)
 	for _, t := range h.Trailer {
@@ -79,6 +81,7 @@ func (d *wireDown) Interim(h Header) error {
 	if d.old || d.err != nil {
 		return d.err // HTTP/1.0 knows no interim heads
 	}
+	d.room()
 	d.out = append(d.out[:0], "HTTP/1.1 102 Processing\r\n"...)
 	d.out = append(appendFields(d.out, h), '\r', '\n')
 	return d.flush()
@@ -105,6 +108,7 @@ func (d *wireDown) Write(p []byte) error {
 		}
 		d.left -= int64(len(p))
 	}
+	d.room()
 	if len(p) >= directWrite && !isTLS(d.c.nc) {
 		return d.writev(p)
 	}
@@ -128,22 +132,40 @@ func (d *wireDown) writev(p []byte) error {
 	d.deadline()
 	_, d.err = vec.WriteTo(plainConn(d.c.nc))
 	d.vec = [3][]byte{}
-	d.out = d.out[:0]
+	d.rest()
 	return d.err
+}
+
+// room makes d.out ready for the next piece: a stream that is silent holds none.
+func (d *wireDown) room() {
+	if d.pb == nil {
+		d.pb = outPieces.Get().(*[]byte)
+		d.out = (*d.pb)[:0]
+	}
+}
+
+// rest gives the memory of what has been written back.
+func (d *wireDown) rest() {
+	if d.pb == nil {
+		return
+	}
+	if cap(d.out) <= oneWrite {
+		*d.pb = d.out[:0]
+	}
+	outPieces.Put(d.pb)
+	d.pb, d.out = nil, nil
 }
 
 var crlf = []byte("\r\n")
 
 func (d *wireDown) flush() error {
 	if d.err != nil || len(d.out) == 0 {
+		d.rest()
 		return d.err
 	}
 	d.deadline()
 	_, d.err = d.c.nc.Write(d.out)
-	if cap(d.out) > largePiece {
-		d.out = nil
-	}
-	d.out = d.out[:0]
+	d.rest()
 	return d.err
 }
 
@@ -157,6 +179,7 @@ func (d *wireDown) deadline() {
 
 // Finish implements Downstream.
 func (d *wireDown) Finish(trailer Header) error {
+	d.room()
 	switch {
 	case d.chunked && len(trailer) == 0:
 		d.out = append(d.out, h1.LastChunk...)

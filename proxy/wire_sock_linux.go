@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"unsafe"
 )
@@ -19,9 +20,12 @@ const shortCall = 64 << 10
 // One goroutine reads and one writes at a time.
 type sock struct {
 	net.Conn
-	raw syscall.RawConn
-	in  call
-	out call
+	raw  syscall.RawConn
+	in   call
+	out  call
+	gf   func(fd uintptr) bool
+	gp   *[]byte
+	pool *sync.Pool
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -44,7 +48,7 @@ func fastConn(nc net.Conn) net.Conn {
 		return nc
 	}
 	s := &sock{Conn: nc, raw: raw}
-	s.in.f, s.out.f = s.read, s.write
+	s.in.f, s.out.f, s.gf = s.read, s.write, s.readLent
 	return s
 }
 
@@ -117,6 +121,40 @@ func (s *sock) Write(p []byte) (int, error) {
 		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
 	}
 	return c.n, err
+}
+
+// lend waits for data and reads it into memory from pool, at most most bytes (-1 = what fits).
+func (s *sock) lend(pool *sync.Pool, most int) (p *[]byte, n int, err error) {
+	s.pool, s.in.n, s.in.err = pool, most, nil
+	err = s.raw.Read(s.gf)
+	p, s.gp, s.in.p = s.gp, nil, nil
+	switch {
+	case err != nil:
+		return p, 0, err
+	case s.in.err != nil:
+		return p, 0, &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", s.in.err)}
+	case s.in.n == 0:
+		return p, 0, io.EOF
+	}
+	return p, s.in.n, nil
+}
+
+func (s *sock) readLent(fd uintptr) bool {
+	most := s.in.n
+	s.gp = s.pool.Get().(*[]byte)
+	s.in.p = *s.gp
+	if most >= 0 && most < len(s.in.p) {
+		s.in.p = s.in.p[:most]
+	}
+	if s.read(fd) {
+		if s.in.err != nil {
+			s.in.n = 0
+		}
+		return true
+	}
+	s.pool.Put(s.gp)
+	s.gp, s.in.p, s.in.n = nil, nil, most
+	return false
 }
 
 // SyscallConn implements syscall.Conn.

@@ -54,7 +54,6 @@ type wireConn struct {
 	r, w  int
 	resp  h1.Response
 	reply *wireReply // of the exchange under way, until its head is whole
-	out   []byte     // the request's head
 	vec   net.Buffers
 }
 
@@ -62,6 +61,9 @@ type wireConn struct {
 const headPiece = 4 << 10
 
 var headPieces = sync.Pool{New: func() any { b := make([]byte, headPiece); return &b }}
+
+// outPieces are what is put together for one write.
+var outPieces = sync.Pool{New: func() any { b := make([]byte, 0, headPiece); return &b }}
 
 // oneWrite is up to which size head and body are put together in one buffer; larger bodies go by writev.
 const oneWrite = 16 << 10
@@ -89,11 +91,27 @@ func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
 		}
 		_ = c.nc.Close() // idle, so nothing is lost
 	}
-	nc, err := u.dial(ctx)
+	nc, err := u.connect(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return &wireConn{nc: fastConn(nc), up: u}, nil
+}
+
+// connect opens a connection on another goroutine: dialling goes deep, and a stack that has grown stays so for as long as
+// the stream that it carries.
+func (u *wireUpstream) connect(ctx context.Context) (net.Conn, error) {
+	type dialled struct {
+		nc  net.Conn
+		err error
+	}
+	ch := make(chan dialled, 1)
+	go func() {
+		nc, err := u.dial(ctx)
+		ch <- dialled{nc, err}
+	}()
+	d := <-ch // dial ends with ctx
+	return d.nc, d.err
 }
 
 // put keeps a connection whose answer ended cleanly.
@@ -185,8 +203,14 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 // write sends the request. A body that is all here goes with the head; another one is written by a goroutine, whose
 // end is told by the channel.
 func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
-	b := appendRequestHead(c.out[:0], r)
-	defer func() { c.out = b[:0] }()
+	pb := outPieces.Get().(*[]byte)
+	b := appendRequestHead((*pb)[:0], r)
+	defer func() {
+		if cap(b) <= oneWrite {
+			*pb = b[:0]
+		}
+		outPieces.Put(pb)
+	}()
 	if r.Body == nil {
 		_, err = c.nc.Write(b)
 		return nil, err
@@ -499,6 +523,51 @@ func (b *wireBody) Read(p []byte) (int, error) {
 		}
 		b.Close()
 		return 0, err
+	}
+}
+
+// lend reads like Read, into memory that it takes from the pool when there is something to read: a stream that is silent
+// holds none. The caller puts it back; with an error there may be none.
+func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
+	s, ok := b.c.nc.(*sock)
+	if !ok || b.c.buf != nil || b.done || b.closed {
+		p = pool.Get().(*[]byte)
+		n, err = b.Read(*p)
+		return p, n, err
+	}
+	for {
+		most := -1
+		if b.frame.Length >= 0 {
+			most = int(min(b.left, largePiece))
+		}
+		p, n, err = s.lend(pool, most)
+		if n == 0 {
+			switch {
+			case err == io.EOF && b.frame.ToEnd:
+				b.done = true
+				b.end()
+			case err == io.EOF:
+				err = io.ErrUnexpectedEOF
+				fallthrough
+			default:
+				b.Close()
+			}
+			return p, 0, err
+		}
+		if n, err = b.payload((*p)[:n]); err != nil {
+			b.Close()
+			return p, n, err
+		}
+		if b.done {
+			b.end()
+			if n == 0 {
+				return p, 0, io.EOF
+			}
+		}
+		if n > 0 {
+			return p, n, nil
+		}
+		pool.Put(p)
 	}
 }
 
