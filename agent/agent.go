@@ -48,9 +48,10 @@ type Agent struct {
 
 	openGPU func(gpu.Config) (gpuReader, error)
 
-	own   own
-	peers peerBook
-	drain drain
+	own     own
+	peers   peerBook
+	digests digestBook
+	drain   drain
 
 	listening chan struct{} // closed when all listeners are open and the parts below are set
 	listen    ListenStatus
@@ -84,7 +85,7 @@ func New(cfg Config, opts Options) (*Agent, error) {
 		return nil, err
 	}
 	if a.policy = opts.Policy; a.policy == nil {
-		if a.policy, err = routing.NewPolicy(cfg.Policy); err != nil {
+		if a.policy, err = routing.NewPolicy(cfg.Policy, routing.WithDigests(cfg.Affinity != "off")); err != nil {
 			return nil, &ConfigError{Prefix + "POLICY", cfg.Policy, err.Error()}
 		}
 	}
@@ -93,6 +94,8 @@ func New(cfg Config, opts Options) (*Agent, error) {
 	a.member = routing.Member{Boot: a.boot, Node: a.cfg.NodeName + "." + bootText(a.boot)[:8], Zone: cfg.Zone, Self: true}
 	a.log = opts.Logger.With(KeyNode, a.member.Node)
 	a.table = routing.NewTable(a.member)
+	a.digests.init()
+	a.table.SetOwnDigest(a.digests.own)
 	a.openGPU = openGPU
 	a.own.changed = make(chan struct{}, 1)
 	a.drain.begun = make(chan struct{})

@@ -5,6 +5,7 @@ import (
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
 	"github.com/grapevine-lb/grapevine/proxy"
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // queueLimit is the proxy's form of GRAPEVINE_QUEUE_LIMIT, whose 0 means that nobody waits.
@@ -15,11 +16,21 @@ func queueLimit(n int) int {
 	return n
 }
 
+// report builds the record of this moment, the own digest's sequence included.
+func (a *Agent) report(now time.Time) routing.Report {
+	r := a.own.report(a.proxy.Load(), a.cfg.Weight, now)
+	if a.cfg.Affinity != "off" {
+		r.PrefixSeq = a.digests.seq()
+	}
+	return r
+}
+
 // seeEngine tells the gate what the engine's pages say.
 func (a *Agent) seeEngine(rd engine.Reading, err error) {
 	if err != nil {
 		return // the last one holds
 	}
+	a.digests.see(rd)
 	a.own.mu.Lock()
 	foreign := a.own.foreign
 	a.own.mu.Unlock()

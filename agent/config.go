@@ -39,7 +39,7 @@ type Config struct {
 	GPUDevices       string `env:"GPU_DEVICES" is:"gpus" doc:"The engine's cards: all, none, or a comma list of indexes, MIG slices and UUIDs; needed where several cards are visible and nothing else tells which are the engine's."`
 
 	Policy           string        `env:"POLICY" envDefault:"auto" is:"one of auto, p2c, round_robin, weighted_round_robin, random, least_requests, least_tokens, ewma, consistent_hash, local" doc:"How a replica is chosen. auto asks the best candidates for a fresh answer; local never forwards."`
-	Affinity         string        `env:"AFFINITY" envDefault:"auto" is:"one of auto, off, session, prefix" later:"affinity" doc:"What keeps requests with a common prompt prefix or session together."`
+	Affinity         string        `env:"AFFINITY" envDefault:"auto" is:"one of auto, off, session, prefix" doc:"What keeps requests with a common prompt prefix or session together: both, nothing, or one of them."`
 	Weight           float64       `env:"WEIGHT" envDefault:"1" is:"float 0.004..255" doc:"Relative capacity of this replica for the weighted policies."`
 	MaxInflight      int           `env:"MAX_INFLIGHT" envDefault:"4096" is:"int 1..1000000" doc:"Most requests under way through this agent at once; more are refused with 503."`
 	QueueLimit       int           `env:"QUEUE_LIMIT" envDefault:"1024" is:"int 0..1000000" doc:"Most requests that wait at this agent for its engine; more are refused with 429."`

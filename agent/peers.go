@@ -126,6 +126,7 @@ func (a *Agent) onMember(m routing.Member, ev gossip.MemberEvent) {
 	}
 	a.table.RemoveMember(m.Boot, now)
 	a.peers.forget(m.Boot)
+	a.digests.forget(m.Boot)
 	a.clear("silent " + bootText(m.Boot))
 }
 
@@ -322,8 +323,12 @@ func (a *Agent) peerHandler(requests http.Handler) http.Handler {
 }
 
 // answer answers the questions of other agents that the proxy cannot.
-func (a *Agent) answer(kind byte, _, reply []byte) ([]byte, bool) {
-	if kind != proxy.AskModels {
+func (a *Agent) answer(kind byte, payload, reply []byte) ([]byte, bool) {
+	switch kind {
+	case proxy.AskDigest:
+		return a.answerDigest(payload, reply)
+	case proxy.AskModels:
+	default:
 		return reply, false
 	}
 	a.own.mu.Lock()
@@ -339,7 +344,7 @@ func (a *Agent) answer(kind byte, _, reply []byte) ([]byte, bool) {
 
 // record is the newest own record in its wire form, stamped anew.
 func (a *Agent) record() []byte {
-	r := a.own.report(a.proxy.Load(), a.cfg.Weight, time.Now())
+	r := a.report(time.Now())
 	a.node.Stamp(&r)
 	return gossip.EncodeReport(nil, &r)
 }

@@ -45,7 +45,7 @@ func (a *Agent) publish() routing.Report {
 			a.clear("suspect")
 		}
 	}
-	r := a.own.report(a.proxy.Load(), a.cfg.Weight, now)
+	r := a.report(now)
 	a.node.Offer(r)
 	a.node.Stamp(&r)
 	a.table.Update(r, now)

@@ -37,6 +37,7 @@ func (a *Agent) tasks() []task {
 		{"report", a.reportLoop},
 		{"models", a.pullModels},
 		{"ask", a.askSilent},
+		{"digests", a.shareDigests},
 	}
 }
 
@@ -180,7 +181,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	a.node, err = gossip.New(gossip.Config{
 		NodeName: a.cfg.NodeName, Member: a.member, Cluster: a.cfg.Cluster, Listen: a.cfg.GossipListen, Advertise: a.cfg.Advertise,
 		Join: a.cfg.Join, Keys: a.keys, Insecure: a.cfg.Insecure, Profile: a.cfg.GossipProfile, Logger: a.log, Transport: a.opts.Transport,
-		OnMember: a.onMember, OnReport: a.onReport,
+		OnMember: a.onMember, OnReport: a.onReport, OnDelta: a.onDelta,
 	})
 	if err != nil {
 		return fail(fmt.Errorf("%sGOSSIP_LISTEN=%q: %w", Prefix, a.cfg.GossipListen, err))
@@ -317,7 +318,8 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
+		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
+		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
 	}
 }
 

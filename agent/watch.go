@@ -144,6 +144,9 @@ func (a *Agent) setHealth(h engine.Health, up, changed bool) {
 	})
 	switch {
 	case up && changed:
+		if before.everUp {
+			a.digests.engineBack()
+		}
 		a.clear("engine")
 		a.log.Info(MsgEngineUp, KeyEngine, a.engine.Kind(), KeyAddr, redactURL(a.cfg.EngineURL))
 	case !up && changed && before.everUp:
@@ -254,6 +257,9 @@ func (a *Agent) readEngine(ctx context.Context) error {
 		}
 		load := a.proxy.Load()
 		if a.own.setReading(rd, err, load, a.engine.Abilities().WakesByItself) {
+			if !rd.ProcessStart.OK {
+				a.digests.own.Clear() // its cache is empty
+			}
 			a.stateChange(func(o *own) { o.restarts++; o.facts.warm, o.facts.announced = false, false })
 			a.log.Warn(MsgEngineRestart)
 		}

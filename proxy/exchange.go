@@ -258,7 +258,10 @@ func (x *exchange) fillRequest() {
 	if session == "" {
 		session = x.header.Get("x-session-id")
 	}
-	if session != "" && x.p.cfg.Salt != nil {
+	if x.p.cfg.NoPrefix {
+		x.req.Prefix = nil
+	}
+	if session != "" && x.p.cfg.Salt != nil && !x.p.cfg.NoSession {
 		x.req.Session = x.p.cfg.Salt.Session(session)
 	}
 	x.rec.Model, x.rec.PromptTokens = model, tokens

@@ -200,3 +200,13 @@ func (x *exchange) uncached() int {
 	}
 	return max(1, n)
 }
+
+// evidence compares what our digest believed to be cached with what the engine says that it had, both in its own tokens.
+func (x *exchange) evidence(a *attempt, u *replyUsage) {
+	d, n := x.p.cfg.Digest, x.req.PromptTokens
+	if d == nil || !a.self || !u.Cached.OK || !u.Prompt.OK || n <= 0 || len(x.req.Prefix) == 0 {
+		return
+	}
+	share := float64(max(0, n-a.tokens)) / float64(n)
+	d.Correct(int(share*float64(u.Prompt.V)), u.Cached.V)
+}

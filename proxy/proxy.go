@@ -73,6 +73,8 @@ type Config struct {
 	// Digest is what our own engine has cached; requests that go to it are noted there. nil = nothing is known.
 	Digest *routing.Digest
 
+	NoPrefix     bool          // prompts' prefixes do not count in a choice
+	NoSession    bool          // … nor do session keys
 	NoGate       bool          // requests go to the engine at once
 	QueueLimit   int           // most requests held at the gate; negative = none, 0 = the default 1024
 	QueueTimeout time.Duration // longest wait from arrival to the engine; default 30 s
