@@ -94,7 +94,7 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 	rate, step := g.account.speed()
 	g.mu.Lock()
 	invited := g.takeTicket(ticket, now)
-	if g.off || invited || g.queue.len() == 0 && g.room(h, rate, now) {
+	if g.off || invited || g.queue.len() == 0 && g.room(h, rate, step, now) {
 		g.metrics.passed.Add(1)
 		p := g.enter(h, rate, step, now)
 		g.mu.Unlock()
@@ -121,12 +121,13 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 }
 
 // room reports whether the engine could start the request now; the lock is held.
-func (g *gate) room(h *hold, rate float64, now time.Time) bool {
+func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bool {
 	waited := time.Duration(0)
 	if !h.since.IsZero() {
 		waited = now.Sub(h.since)
 	}
 	x := g.state(rate)
+	x.Step = step.Seconds()
 	return x.Room(h.tokens, waited)
 }
 
@@ -218,9 +219,9 @@ func (g *gate) pump(now time.Time) (dry bool) {
 	for {
 		h := g.queue.head()
 		if h == nil {
-			return !g.closed && !g.off && g.room(&hold{}, rate, now) && g.expected(now) == 0
+			return !g.closed && !g.off && g.room(&hold{}, rate, step, now) && g.expected(now) == 0
 		}
-		if !g.room(h, rate, now) {
+		if !g.room(h, rate, step, now) {
 			g.arm()
 			return false
 		}

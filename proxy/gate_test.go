@@ -68,7 +68,7 @@ func TestGateRoom(t *testing.T) {
 			if c.waited > 0 {
 				h.since = now.Add(-c.waited)
 			}
-			assert.Equal(t, c.want, g.room(h, 10_000, now))
+			assert.Equal(t, c.want, g.room(h, 10_000, 0, now))
 		})
 	}
 }

@@ -94,11 +94,11 @@ func (p *Proxy) idle() bool {
 		return false
 	}
 	g := &p.gate
-	rate, _ := g.account.speed()
+	rate, step := g.account.speed()
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.off && g.queue.len() == 0 && g.expected(now) == 0 && g.room(&hold{}, rate, now)
+	return !g.off && g.queue.len() == 0 && g.expected(now) == 0 && g.room(&hold{}, rate, step, now)
 }
 
 // pull asks a victim for one of its held requests:

@@ -9,7 +9,9 @@ import (
 const (
 	// gateAhead is how much prefill, in time, the engine is given ahead, so that it never runs dry before the next
 	// request reaches it: one engine step and the way there. gateMost is the same in prompt tokens, about a tenth of
-	// the budget of a large engine's step; gateLeast keeps short prompts together.
+	// the budget of a large engine's step; gateLeast keeps short prompts together. Where a step takes longer than that,
+	// one step's worth is given: with many short prompts (ServeGen m-large, 85 % load) less lets steps begin unfilled,
+	// 85 ms to the first token instead of 77.
 	gateAhead = 30 * time.Millisecond
 	gateMost  = 800 // prompt tokens
 	gateLeast = 64  // prompt tokens
@@ -29,18 +31,22 @@ type Gate struct {
 	Pending    int          // prompt tokens there without a first token
 	Entered    int          // prompt tokens let in since KVUsed was read
 	Rate       float64      // prompt tokens/s
+	Step       float64      // of decoding, s; 0 = unknown
 	RunLimit   Opt[int]     // most requests it runs at once
 	KVUsed     Opt[float64] // 0..1
 	KVCapacity Opt[int]     // tokens
 }
 
-// Room reports whether the engine could start a request of that many prompt tokens now that has been held for waited.
+// Room reports whether the engine could start a request of that many prompt tokens now that has been held for waited:
+// a slot is free, the KV cache has room, and at most so many prompt tokens are pending:
+//
+//	max(min(max(30 ms·R, 64), 800), step·R), growing to 8192 while it waits 0.5 s
 func (g *Gate) Room(tokens int, waited time.Duration) bool {
 	if g.AtEngine+g.Foreign == 0 {
 		return true // nothing is there: whatever the pages say, it cannot get better
 	}
 	patience := min(1, max(0, waited.Seconds()/GatePatience.Seconds()))
-	least := min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost)
+	least := max(min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost), min(g.Rate*g.Step, gateBudget))
 	if float64(g.Pending) > least+patience*(gateBudget-least) {
 		return false
 	}

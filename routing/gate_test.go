@@ -21,6 +21,8 @@ func TestGateRoom(t *testing.T) {
 		{"more than that", func(g *Gate) { g.Pending = 301 }, 1000, 0, false},
 		{"a slow engine keeps short prompts together", func(g *Gate) { g.Rate, g.Pending = 100, 64 }, 1000, 0, true},
 		{"a fast one is given 800 tokens", func(g *Gate) { g.Rate, g.Pending = 1e6, 801 }, 1000, 0, false},
+		{"a step takes longer than 30 ms", func(g *Gate) { g.Step, g.Pending = 0.05, 500 }, 1000, 0, true},
+		{"more than one step's worth", func(g *Gate) { g.Step, g.Pending = 0.05, 501 }, 1000, 0, false},
 		{"half of the patience gone", func(g *Gate) { g.Pending = 300 + (8192-300)/2 }, 1000, 250 * time.Millisecond, true},
 		{"all of it", func(g *Gate) { g.Pending = 8193 }, 1000, time.Minute, false},
 		{"no slot", func(g *Gate) { g.AtEngine = 8 }, 1000, 0, false},
