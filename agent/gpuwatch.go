@@ -75,6 +75,7 @@ func gpuConfig(cfg *Config) gpu.Config {
 	}
 	if port != 0 || socket != "" {
 		c.Finders = append(c.Finders, gpu.EngineFiles(port, socket))
+		c.OwnPID = gpu.EngineProcesses(port, socket)
 	}
 	return c
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -72,6 +73,22 @@ func TestEngineFiles(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(proc, "10")))
 	_, err = engineFiles(proc, 8000, "").Find()
 	require.ErrorContains(t, err, "not in our process name space")
+}
+
+func TestEngineProcesses(t *testing.T) {
+	proc := fakeProc(t)
+	now := time.Now()
+	own := engineProcesses(proc, 8000, "", func() time.Time { return now })
+	for pid, ours := range map[uint32]bool{1: false, 10: true, 11: true, 12: true, 20: false, 30: false, 99: false} {
+		assert.Equal(t, ours, own(pid), pid)
+	}
+	require.NoError(t, os.RemoveAll(filepath.Join(proc, "12")))
+	assert.True(t, own(12), "looked at a moment ago")
+	now = now.Add(askAgain)
+	assert.False(t, own(12))
+	require.NoError(t, os.RemoveAll(proc))
+	now = now.Add(askAgain)
+	assert.False(t, own(10))
 }
 
 // The real /proc: we listen, and hold no card.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
 )
 
 // EngineFiles finds our cards by the /dev/nvidia* files that the engine holds open: the process that listens on
@@ -71,14 +73,13 @@ type process struct {
 	devices []string
 }
 
-// devicesOf gathers the card files of the processes that hold one of the sockets, and of their descendants.
-func devicesOf(proc string, inodes map[string]bool) ([]string, error) {
+// processes reads what /proc shows of all processes, and counts those whose open files may not be seen.
+func processes(proc string, inodes map[string]bool) (all map[int]process, denied int, err error) {
 	entries, err := os.ReadDir(proc)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	all := map[int]process{}
-	denied := 0
+	all = map[int]process{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -103,6 +104,46 @@ func devicesOf(proc string, inodes map[string]bool) ([]string, error) {
 			}
 		}
 		all[pid] = p
+	}
+	return all, denied, nil
+}
+
+// EngineProcesses tells whether a process belongs to the engine that listens on the given address: the process itself or a
+// descendant. It looks around again every ten seconds. Where the engine's process is not in our process name space it
+// says so of none.
+func EngineProcesses(port int, socket string) func(pid uint32) bool {
+	return engineProcesses("/proc", port, socket, time.Now)
+}
+
+func engineProcesses(proc string, port int, socket string, now func() time.Time) func(pid uint32) bool {
+	var (
+		mu   sync.Mutex
+		at   time.Time
+		ours map[uint32]bool
+	)
+	return func(pid uint32) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if t := now(); ours == nil || t.Sub(at) >= askAgain {
+			at, ours = t, map[uint32]bool{}
+			if inodes, err := listeners(proc, port, socket); err == nil {
+				all, _, _ := processes(proc, inodes) // nothing seen: none are ours
+				for p := range all {
+					if below(all, p) {
+						ours[uint32(p)] = true
+					}
+				}
+			}
+		}
+		return ours[pid]
+	}
+}
+
+// devicesOf gathers the card files of the processes that hold one of the sockets, and of their descendants.
+func devicesOf(proc string, inodes map[string]bool) ([]string, error) {
+	all, denied, err := processes(proc, inodes)
+	if err != nil {
+		return nil, err
 	}
 	seen := map[string]bool{}
 	var out []string

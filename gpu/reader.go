@@ -265,8 +265,11 @@ func (r *Reader) device(u unit, out *Reading) (Device, error) {
 					n++
 				}
 			}
-			d.Foreign = new(n)
-			if n > 0 {
+			// The driver counts in the host's process name space. If none is ours, we are in another, and cannot tell.
+			if n < len(ps) || n == 0 {
+				d.Foreign = new(n)
+			}
+			if n > 0 && n < len(ps) {
 				out.Warnings = append(out.Warnings, fmt.Sprintf("%s is used by %d other processes", label, n))
 			}
 		}

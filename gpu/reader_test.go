@@ -103,6 +103,18 @@ func TestAmbiguousIsAskedAgain(t *testing.T) {
 	})
 }
 
+// Process ids of another name space say nothing about whose they are.
+func TestForeignProcessesOfAnotherNameSpace(t *testing.T) {
+	f := cards(1)
+	f.procs = []Process{{PID: 4000}, {PID: 4001}}
+	r := openFake(t, f, Config{OwnPID: func(uint32) bool { return false }})
+	got, err := r.Read()
+	require.NoError(t, err)
+	assert.Nil(t, got.Devices[0].Foreign)
+	assert.Len(t, got.Devices[0].Processes, 2)
+	assert.Empty(t, got.Warnings)
+}
+
 func TestThrottleAndForeignProcesses(t *testing.T) {
 	f := cards(1)
 	f.bits = 0x1 | 0x2 | 0x4 | 0x40
