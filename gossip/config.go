@@ -88,6 +88,9 @@ type Config struct {
 	// member replace earlier ones that wait.
 	OnMember func(routing.Member, MemberEvent)
 
+	// OnRefused gets the name of a member that is no candidate because of its peer address, and why; at most every 10 s.
+	OnRefused func(name, why string)
+
 	// OnReport gets each new record of a known member, at most once and newest last seen by this node only. It is called
 	// from the goroutine that receives packets and must return within microseconds.
 	OnReport func(routing.Report)

@@ -2,6 +2,7 @@ package gossip_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -69,6 +70,9 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 	}
 	cfg.NodeName = name
 	cfg.Member = routing.Member{Boot: boot, Addr: ":8081", Zone: "z", Engine: "vllm"}
+	if cfg.Listen != "" { // real sockets: all on one host, so each needs a port of its own
+		cfg.Member.Addr = fmt.Sprintf(":%d", 8081+(boot>>32)%0xA)
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}

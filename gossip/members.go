@@ -22,6 +22,7 @@ type book struct {
 	boot    uint64
 	cluster string
 	profile *Profile
+	target  func(identity, net.IP) error // why a member's peer address must not be dialled; nil = all may
 
 	mu      sync.Mutex
 	entries map[string]*entry // by node name
@@ -45,7 +46,8 @@ type entry struct {
 	alive bool
 	event MemberEvent // newest news
 	news  bool
-	stock bool // not a replica: no boot id, or of another cluster
+	stock bool   // not a replica: no boot id, of another cluster, or at an address that must not be dialled
+	bad   string // why not the latter
 	since time.Time
 }
 
@@ -92,6 +94,12 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 		}
 		id, err := parseTags(m.Name, m.Addr, m.Tags)
 		e.stock = err != nil || id.cluster != b.cluster
+		e.bad = ""
+		if !e.stock && b.target != nil {
+			if err := b.target(id, m.Addr); err != nil {
+				e.stock, e.bad = true, err.Error()
+			}
+		}
 		joined := !e.alive || id.Boot != e.id.Boot
 		e.id, e.addr, e.alive = id, net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))), true
 		if joined {

@@ -48,6 +48,9 @@ type Node struct {
 	join   *joiner
 	stats  counters
 
+	refusedAt    time.Time // of the last line about a refused member; tell's alone
+	refusedQuiet int       // how many since
+
 	seq uint32 // of the last record; under pub.mu
 
 	tagMu   sync.Mutex
@@ -104,6 +107,7 @@ func New(cfg Config) (*Node, error) {
 	if err := n.start(); err != nil {
 		return nil, fmt.Errorf("gossip: %w", err)
 	}
+	n.book.target = n.checkTarget
 	n.wg.Go(n.drain)
 	n.wg.Go(n.tell)
 	return n, nil
@@ -356,6 +360,13 @@ func (n *Node) tell() {
 }
 
 func (n *Node) tellOne(m news) {
+	if m.bad != "" && m.event.Alive() {
+		n.refuseMember(m)
+		if n.cfg.OnMember != nil { // it may have been a replica before
+			n.cfg.OnMember(m.id.Member, MemberFailed)
+		}
+		return
+	}
 	if m.stock {
 		n.log.Debug("a member that is no replica of this cluster", slog.String(keyMember, m.name), slog.String("event", m.event.String()))
 		return

@@ -12,6 +12,7 @@ type counters struct {
 	short, version, kind, boot     atomic.Uint64
 	deltas                         atomic.Uint64 // prefix digest deltas received
 	joins, joinErrors              atomic.Uint64
+	refused                        atomic.Uint64 // members at addresses that must not be dialled
 	relayedOwn, relayed            atomic.Uint64 // records put into the background queue: ours, others'
 }
 
@@ -31,8 +32,9 @@ func (c *counters) refuse(err error) {
 // Stats is a picture of the node for status and metrics. Counters grow from the node's start.
 type Stats struct {
 	Node         string `json:"node"`
-	Members      int    `json:"members"` // alive replicas, ourselves included
-	Foreign      int    `json:"foreign"` // alive members that are no replicas
+	Members      int    `json:"members"`         // alive replicas, ourselves included
+	Foreign      int    `json:"foreign"`         // alive members that are no replicas
+	Refused      uint64 `json:"refused_members"` // times that a member was no candidate because of its peer address
 	HealthScore  int    `json:"health_score"`
 	Profile      string `json:"profile"`
 	Keyed        bool   `json:"encrypted"`
@@ -71,6 +73,7 @@ func (n *Node) Stats() Stats {
 		Node:         n.name,
 		Members:      int(n.book.alive.Load()),
 		Foreign:      int(n.book.foreign.Load()),
+		Refused:      n.stats.refused.Load(),
 		HealthScore:  n.serf.Memberlist().GetHealthScore(),
 		Profile:      n.profile.Name,
 		Keyed:        len(n.cfg.Keys) > 0,
