@@ -251,11 +251,16 @@ func (a *Agent) readEngine(ctx context.Context) error {
 			timer.Reset(healthStart)
 			continue
 		}
+		before := a.proxy.Load()
 		rd, err := a.engine.Read(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
+		// The page was made at some moment between the two: a request of ours that ended meanwhile is nobody else's.
 		load := a.proxy.Load()
+		if before.Running+before.Waiting > load.Running+load.Waiting {
+			load = before
+		}
 		if a.own.setReading(rd, err, load, a.engine.Abilities().WakesByItself) {
 			if !rd.ProcessStart.OK {
 				a.digests.own.Clear() // its cache is empty
