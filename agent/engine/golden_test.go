@@ -35,7 +35,7 @@ var goldens = map[string]struct {
 	"llm-d-sim-eec055a/after":  {VLLM, map[string]string{"/metrics": "llm-d-sim-eec055a/metrics-after.txt"}},
 	"llm-d-sim-eec055a/kvfull": {VLLM, map[string]string{"/metrics": "llm-d-sim-eec055a/metrics-kvfull.txt"}},
 
-	"llamacpp-b11434/idle":       {LlamaCpp, map[string]string{"/metrics": "llamacpp-b11434/metrics-idle.txt", "/slots": "llamacpp-b11434/get_slots.txt"}},
+	"llamacpp-b11434/idle":       {LlamaCpp, map[string]string{"/metrics": "llamacpp-b11434/metrics-idle.txt", "/slots": "llamacpp-b11434/get_slots.txt", "/props": "llamacpp-b11434/get_props.txt"}},
 	"llamacpp-b11434/busy":       {LlamaCpp, map[string]string{"/metrics": "llamacpp-b11434/metrics-busy.txt", "/slots": "llamacpp-b11434/load-busy.txt"}},
 	"llamacpp-b11434/after":      {LlamaCpp, map[string]string{"/metrics": "llamacpp-b11434/metrics-after.txt"}},
 	"llamacpp-b11434/slots-only": {LlamaCpp, map[string]string{"/slots": "llamacpp-b11434/load-busy.txt"}},
