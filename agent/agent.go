@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -30,6 +31,11 @@ type Options struct {
 	Policy    routing.Policy       // replaces the one that Config.Policy names
 	Seed      uint64               // of random choices; 0 = random
 	Transport memberlist.Transport // replaces gossip's sockets, for tests
+
+	// Listen and Dial replace the network under the HTTP listeners and under connections to engine and peers, for tests.
+	// Addresses must look like those of TCP.
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
+	Dial   func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // Agent is one agent. Make it with New and run it once with Run.
@@ -90,7 +96,13 @@ func New(cfg Config, opts Options) (*Agent, error) {
 		}
 	}
 	a.client = engineClient(cfg.engineURL())
-	a.engine = engine.New(engineConfig(&a.cfg))
+	ec := engineConfig(&a.cfg)
+	if opts.Dial != nil {
+		a.client.Transport.(*http.Transport).DialContext = opts.Dial
+		ec.Client = &http.Client{CheckRedirect: a.client.CheckRedirect, Transport: &http.Transport{DialContext: opts.Dial,
+			DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: 3 * time.Second}}
+	}
+	a.engine = engine.New(ec)
 	a.member = routing.Member{Boot: a.boot, Node: a.cfg.NodeName + "." + bootText(a.boot)[:8], Zone: cfg.Zone, Self: true}
 	a.log = opts.Logger.With(KeyNode, a.member.Node)
 	a.table = routing.NewTable(a.member)

@@ -106,6 +106,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	stop(nil)
 	wg.Wait()
 	a.client.CloseIdleConnections()
+	a.engine.Close()
 	a.log.Info(MsgStopped)
 	return broken
 }
@@ -163,10 +164,14 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	s := &servers{}
 	fail := func(err error) (*servers, error) { s.close(); return nil, err }
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	listen := a.opts.Listen
+	if listen == nil {
+		listen = lc.Listen
+	}
 	for _, l := range []struct{ name, variable, addr string }{
 		{"client", "LISTEN", a.cfg.Listen}, {"peer", "PEER_LISTEN", a.cfg.PeerListen}, {"status", "STATUS_LISTEN", a.cfg.StatusListen},
 	} {
-		ln, err := lc.Listen(ctx, "tcp", l.addr)
+		ln, err := listen(ctx, "tcp", l.addr)
 		if err != nil {
 			return fail(listenError(l.variable, l.addr, err))
 		}
@@ -319,7 +324,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
 		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
-		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed,
+		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial,
 	}
 }
 

@@ -41,7 +41,7 @@ func newEngineUpstream(cfg *Config) (upstream, error) {
 	dial := dialer(cfg, network, addr)
 	reset := func(ctx context.Context) (net.Conn, error) {
 		c, err := dial(ctx)
-		if t, ok := c.(*net.TCPConn); ok {
+		if t, ok := c.(interface{ SetLinger(sec int) error }); ok { // TCP
 			// Closing before the answer's end must be a reset: llama.cpp does not notice a plain close while it
 			// works on an answer that is not streamed.
 			_ = t.SetLinger(0)

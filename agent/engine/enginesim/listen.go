@@ -226,7 +226,7 @@ func (c *conn) reset() {
 
 // linger makes the next close a reset.
 func (c *conn) linger() {
-	if t, ok := c.Conn.(*net.TCPConn); ok {
+	if t, ok := c.Conn.(interface{ SetLinger(sec int) error }); ok { // TCP
 		_ = t.SetLinger(0)
 	}
 }
