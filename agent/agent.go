@@ -63,6 +63,7 @@ type Agent struct {
 	listen    ListenStatus
 	member    routing.Member
 	tls       *peertls.Identity // nil = plain
+	ring      keyRing
 	proxy     *proxy.Proxy
 	node      *gossip.Node
 

@@ -29,6 +29,9 @@ type console struct {
 	drained func(ctx context.Context) string                  // blocks as /drained promises, and says how it ended
 	health  func(ctx context.Context) (*http.Response, error) // the engine's own pages, passed verbatim
 	scrape  func(ctx context.Context) (*http.Response, error)
+
+	keys       func() any                   // ids of the gossip keys; nil = the agent has none
+	changeKeys func(verb, arg string) error // see Agent.changeKeys
 	token   string
 	every   time.Duration // between two events of the live page
 
@@ -51,6 +54,7 @@ func (c *console) handler() http.Handler {
 	mux.HandleFunc("GET /drained", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, c.drained(r.Context())) })
 	mux.HandleFunc("GET /engine/health", func(w http.ResponseWriter, r *http.Request) { verbatim(w, r, c.health) })
 	mux.HandleFunc("GET /engine/metrics", func(w http.ResponseWriter, r *http.Request) { verbatim(w, r, c.scrape) })
+	c.keyRoutes(mux)
 	mux.HandleFunc("POST /drain", c.change(func(w http.ResponseWriter, r *http.Request) {
 		began := c.drain()
 		w.WriteHeader(http.StatusAccepted)

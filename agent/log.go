@@ -41,6 +41,8 @@ const (
 	MsgJoinFailed    = "join address unreachable, keep trying" // by package gossip
 	MsgUDPBlocked    = "member is reachable by TCP but its records do not arrive; is UDP blocked?"
 	MsgNoCommonKey   = "member has no gossip key in common with this agent; serving the own engine"
+	MsgKeys          = "gossip keys changed"
+	MsgKeyFile       = "the gossip key file cannot be read again"
 	MsgInsecure      = "running without a key: anybody who reaches the gossip and peer ports can join and read prompts"
 	MsgState         = "state"
 	MsgReady         = "ready"

@@ -126,6 +126,9 @@ func (a *Agent) onMember(m routing.Member, ev gossip.MemberEvent) {
 	}
 	a.table.RemoveMember(m.Boot, now)
 	a.peers.forget(m.Boot)
+	if ev == gossip.MemberLeft {
+		a.noteLeft(m.Boot, now)
+	}
 	a.digests.forget(m.Boot)
 	a.clear("silent " + bootText(m.Boot))
 }

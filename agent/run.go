@@ -37,6 +37,7 @@ func (a *Agent) tasks() []task {
 		{"report", a.reportLoop},
 		{"models", a.pullModels},
 		{"ask", a.askSilent},
+		{"keys", a.watchKeys},
 		{"digests", a.shareDigests},
 	}
 }
@@ -187,6 +188,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		NodeName: a.cfg.NodeName, Member: a.member, Cluster: a.cfg.Cluster, Listen: a.cfg.GossipListen, Advertise: a.cfg.Advertise,
 		Join: a.cfg.Join, Keys: a.keys, Insecure: a.cfg.Insecure, Profile: a.cfg.GossipProfile, Logger: a.log, Transport: a.opts.Transport,
 		OnMember: a.onMember, OnReport: a.onReport, OnDelta: a.onDelta,
+		OnRefused: func(name, why string) { a.warn("refused member", "member "+name+" gets no requests: "+why) },
 	})
 	if err != nil {
 		return fail(fmt.Errorf("%sGOSSIP_LISTEN=%q: %w", Prefix, a.cfg.GossipListen, err))

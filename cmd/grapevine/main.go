@@ -39,6 +39,7 @@ func commands() []command {
 		{"drain", "[--url URL] [--no-wait]", "let an agent finish what it has and take nothing new", runDrain},
 		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
 		{"completion", "bash | zsh | fish", "print a completion script for a shell", runCompletion},
+		{"keys", "[--url URL] list | install FILE | use ID | remove ID", "the gossip keys of an agent by their ids; a key comes from a file, or from standard input as -", runKeys},
 		{"keygen", "", "make a gossip key", runKeygen},
 		{"version", "", "print the version", runVersion},
 	}
