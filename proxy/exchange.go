@@ -69,6 +69,7 @@ type exchange struct {
 	fixed   bool      // it may not be given away (again)
 	moved   leave     // where the newest attempt's target says that it went
 	moves   int       // how often
+	pinned  bool      // it needs an object that one replica keeps
 	refused *apiError // by our own gate
 
 	// What the client has got.
@@ -320,7 +321,10 @@ func (x *exchange) serveTarget() {
 func (x *exchange) serveEntry() {
 	p := x.p
 	p.budget.first(x.arrived)
-	d := x.pick()
+	d, owned := x.owner()
+	if !owned {
+		d = x.pick()
+	}
 	if d.Peer == nil {
 		x.nobody(d.Reason)
 		return
@@ -353,7 +357,7 @@ func (x *exchange) serveEntry() {
 			x.outcome = outcomeDeadly
 			return
 		}
-		if d = x.pick(); d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful {
+		if d = x.pick(); d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful || x.pinned {
 			x.giveUp(v)
 			return
 		}

@@ -120,6 +120,7 @@ type Proxy struct {
 	askers     askers
 	stealWake  chan struct{}
 	othersHold atomic.Bool // by a record, since we looked last
+	owners     owners
 	account    account
 	gate       gate
 	suspicion  suspicion

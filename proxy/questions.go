@@ -208,6 +208,8 @@ func (p *Proxy) answer(kind byte, payload, reply []byte) ([]byte, bool) {
 	switch kind {
 	case AskScore:
 		return p.answerScore(payload, reply)
+	case AskOwner:
+		return p.answerOwner(payload, reply)
 	case AskSteal:
 		return p.answerSteal(payload, reply)
 	case AskRecord:

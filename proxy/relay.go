@@ -245,6 +245,7 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	m.outputTokens.Add(uint64(u.Completion.Or(x.sift.scan.tokens)))
 	m.cachedTokens.Add(uint64(u.Cached.Or(0)))
 	x.evidence(a, u)
+	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
 		x.p.lessons.note(x.req.Model, &x.peek, u)
 	}
