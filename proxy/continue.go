@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -36,6 +37,8 @@ type Continuation struct {
 const (
 	continueText    = 1 << 20                // bytes of text that are kept of a stream; a longer one is not continued
 	continueDeaths  = 2                      // unannounced deaths that a stream with content survives
+	continueFor     = 5 * time.Second        // longest wait for a usable replica, from the break
+	continueLook    = 50 * time.Millisecond  // between two looks
 	continueMisfits = 2                      // engines that may refuse the continuation itself before it is given up
 	tokenizeWait    = 500 * time.Millisecond // longest wait for a count; then the counted events must do
 	tokenizeMost    = 16 << 20               // bytes of an answer with token numbers
@@ -81,11 +84,12 @@ type continuation struct {
 	prompt routing.Opt[int]
 	ended  bool // a finish reason is out
 
-	counted int    // tokens of text as the present target counts them
-	body    []byte // the present leg's request
-	first   object // the first event of the first leg
-	events  []byte // a piece of a later leg, rewritten
-	swallow bool   // the empty line behind an event that was left out
+	counted int      // tokens of text as the present target counts them
+	body    []byte   // the present leg's request
+	first   object   // the first event of the first leg
+	events  []byte   // a piece of a later leg, rewritten
+	busy    []uint64 // replicas that refused the rest only for the moment
+	swallow bool     // the empty line behind an event that was left out
 }
 
 // mayContinue settles at a stream's head whether its text is kept.
@@ -146,6 +150,9 @@ func (x *exchange) goOn(d routing.Decision) {
 		case x.outcome == "" || x.outcome == outcomeOK:
 			out = continuedWhole
 		}
+	} else if x.ctx.Err() != nil {
+		out = continuedCancel
+		x.stopped()
 	} else {
 		v := verdictBroken
 		if len(x.sift.bad) > 0 {
@@ -167,16 +174,8 @@ func (x *exchange) anyNext(d routing.Decision) bool {
 	misfits := 0
 	for c.deaths <= continueDeaths && misfits < continueMisfits && len(x.tried) < cap(x.tries) {
 		x.tried = append(x.tried, d.Peer.Boot())
-		for {
-			if d = x.pick(); d.Peer == nil {
-				return false
-			}
-			if x.fits(d.Peer) {
-				break
-			}
-			if x.tried = append(x.tried, d.Peer.Boot()); len(x.tried) >= cap(x.tries) {
-				return false
-			}
+		if d = x.nextFit(); d.Peer == nil {
+			return false
 		}
 		if c.spent(x.peek.MaxTokens) && x.finishSpent() {
 			return true
@@ -204,11 +203,42 @@ func (x *exchange) anyNext(d routing.Decision) bool {
 			if !x.announced(d.Peer) && x.leg != routing.OutcomeCancelled {
 				c.deaths++
 			}
+		case verdictRefused, verdictBusy:
+			c.busy = append(c.busy, d.Peer.Boot())
 		case verdictBroken, verdictFailed:
 			misfits++
 		}
 	}
 	return false
+}
+
+// nextFit picks a replica that was not tried and can go on. Where none is usable at the moment, as in the second after a
+// restart, or all that are have refused, it waits a little: the client has been told that it is being answered.
+func (x *exchange) nextFit() routing.Decision {
+	c := &x.cont
+	for {
+		d := x.pick()
+		switch {
+		case d.Peer != nil && x.fits(d.Peer):
+			return d
+		case d.Peer != nil:
+			if x.tried = append(x.tried, d.Peer.Boot()); len(x.tried) >= cap(x.tries) {
+				return routing.Decision{}
+			}
+			continue
+		case d.Reason == routing.ReasonAllTried && len(c.busy) == 0, time.Since(c.since) >= continueFor:
+			return d
+		}
+		t := time.NewTimer(continueLook)
+		select {
+		case <-x.ctx.Done():
+			t.Stop()
+			return routing.Decision{}
+		case <-t.C:
+		}
+		x.tried = slices.DeleteFunc(x.tried, func(b uint64) bool { return slices.Contains(c.busy, b) })
+		c.busy = c.busy[:0]
+	}
 }
 
 // takeLeg adds what the broken leg has said. p is where it ran.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"strings"
 	"testing"
@@ -391,5 +392,70 @@ func TestContinueBody(t *testing.T) {
 	for _, was := range []string{`[]`, `{"messages":[]}`, `{"messages":"x"}`, `{`, `{"messages":[{"role":"assistant","content":7}]}`} {
 		_, err := continueBody([]byte(was), true, true, "x", 0, "")
 		require.Error(t, err, was)
+	}
+}
+
+// afterwards picks in order; once something was tried it finds nobody usable before a time.
+type afterwards struct {
+	inOrder
+	usable time.Time
+}
+
+func (o *afterwards) Pick(s *routing.Snapshot, r *routing.Request, now time.Time, rnd *rand.Rand) routing.Decision {
+	if len(r.Tried) > 0 && now.Before(o.usable) {
+		return routing.Decision{Reason: routing.ReasonNoneUsable}
+	}
+	return o.inOrder.Pick(s, r, now, rnd)
+}
+
+// Where no replica is usable for a moment the client waits; after five seconds it is told.
+func TestContinueWaitsForAReplica(t *testing.T) {
+	for _, away := range []time.Duration{2 * time.Second, 8 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newSimFleet(t, "vllm", 2, nil, nil)
+			p := &afterwards{inOrder: inOrder{2, 1}}
+			f.agents[0].cfg.Policy = p
+			want := f.ask(chatPath, continuable[chatPath])
+			p.usable = time.Now().Add(away)
+			start := time.Now()
+			require.NoError(t, f.sims[1].Inject(enginesim.Fault{Kind: "reset", After: 2, Count: 1}))
+			got := f.ask(chatPath, continuable[chatPath])
+			if away < continueFor {
+				got.whole(t, want, "after a while")
+			} else {
+				require.Error(t, got.err)
+				assert.True(t, got.errored)
+				assert.Less(t, time.Since(start), continueFor+time.Second)
+			}
+			f.idle()
+			f.end()
+			f.stop()
+		})
+	}
+}
+
+// A client that hangs up while its stream is being continued, or waits for that, frees the engines.
+func TestContinueHangUp(t *testing.T) {
+	for _, after := range []time.Duration{200 * time.Millisecond, 4 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newSimFleet(t, "vllm", 2, nil, nil)
+			f.agents[0].cfg.Policy = &afterwards{inOrder: inOrder{2, 1}, usable: time.Now().Add(2 * time.Second)}
+			require.NoError(t, f.sims[1].Inject(enginesim.Fault{Kind: "reset", After: 2, Count: 1}))
+			ctx, cancel := context.WithTimeout(t.Context(), after)
+			defer cancel()
+			resp, err := f.post(ctx, strings.Replace(continuable[chatPath], `"max_tokens":12`, `"max_tokens":1000`, 1))
+			require.NoError(t, err)
+			_, err = io.ReadAll(resp.Body)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			time.Sleep(200 * time.Millisecond)
+			for i, sim := range f.sims {
+				assert.Zero(t, sim.Stats().Calls, "engine %d", i+1)
+			}
+			f.idle()
+			assert.Equal(t, outcomeCancel, f.lastPick().Outcome)
+			assert.EqualValues(t, 1, f.metrics(0).Continues["reset client_cancel"])
+			f.end()
+			f.stop()
+		})
 	}
 }

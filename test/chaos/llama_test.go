@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,16 +49,16 @@ func greedy(prompt, said string, tokens int) []byte {
 
 // stream posts a body and reads the stream; each is called with the text so far after each event with content.
 func stream(ctx context.Context, base string, body []byte, each func(events int, text string)) (text, finish string, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return "", "", err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultTransport.RoundTrip(req)
+	return streamRequest(newRequest(ctx, base, body, "", ask{}), each, func(*http.Response) {})
+}
+
+func streamRequest(req *http.Request, each func(events int, text string), head func(*http.Response)) (text, finish string, err error) {
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return "", "", err
 	}
 	defer resp.Body.Close()
+	head(resp)
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(resp.Body)
 		return "", "", fmt.Errorf("status %d: %s", resp.StatusCode, b)

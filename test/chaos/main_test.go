@@ -13,6 +13,7 @@ var long = flag.Bool("long", false, "all scenarios in full, not only the smoke f
 func TestMain(m *testing.M) {
 	flag.Parse()
 	code := m.Run()
+	printTable()
 	harness.RemoveBinaries()
 	os.Exit(code)
 }
