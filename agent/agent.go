@@ -59,6 +59,8 @@ type Agent struct {
 	digests digestBook
 	drain   drain
 
+	mode modeState
+
 	listening chan struct{} // closed when all listeners are open and the parts below are set
 	listen    ListenStatus
 	member    routing.Member

@@ -21,19 +21,21 @@ import (
 type console struct {
 	status  func() Status
 	metrics func(*gathering)
-	alive   func() error                                      // nil while the loops of the agent turn
-	ready   func(entry bool) (bool, string)                   // own replica, or with entry any replica
-	picks   func(id string) any                               // recent picks, newest first
+	alive   func() error                                        // nil while the loops of the agent turn
+	ready   func(entry bool) (bool, string)                     // own replica, or with entry any replica
+	picks   func(id string) any                                 // recent picks, newest first
 	explain func(target string, h http.Header, body []byte) any // where a request would go now; body nil: by the query's numbers
-	drain   func() bool                                       // begins a drain; false if one was under way
-	drained func(ctx context.Context) string                  // blocks as /drained promises, and says how it ended
-	health  func(ctx context.Context) (*http.Response, error) // the engine's own pages, passed verbatim
+	drain   func() bool                                         // begins a drain; false if one was under way
+	drained func(ctx context.Context) string                    // blocks as /drained promises, and says how it ended
+	health  func(ctx context.Context) (*http.Response, error)   // the engine's own pages, passed verbatim
 	scrape  func(ctx context.Context) (*http.Response, error)
 
 	keys       func() any                   // ids of the gossip keys; nil = the agent has none
 	changeKeys func(verb, arg string) error // see Agent.changeKeys
-	token   string
-	every   time.Duration // between two events of the live page
+	token      string
+	every      time.Duration // between two events of the live page
+
+	mode func(to string) error // switches the fleet
 
 	subscribers atomic.Int64
 }
@@ -46,6 +48,7 @@ func (c *console) handler() http.Handler {
 	mux.HandleFunc("GET /events", c.events)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.status()) })
 	mux.HandleFunc("GET /picks", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.picks(r.FormValue("id"))) })
+	mux.HandleFunc("POST /mode", c.change(c.setMode))
 	mux.HandleFunc("GET /explain", c.explainNumbers)
 	mux.HandleFunc("POST /explain", c.change(c.explainBody))
 	mux.HandleFunc("GET /livez", c.livez)

@@ -9,6 +9,8 @@ import (
 // facts are what the life of a replica depends on. Everything else follows from them: state, flags, readiness and the
 // reason that an operator reads.
 type facts struct {
+	shadow bool // shadow mode
+
 	draining  bool
 	engineUp  bool   // by its health page, after hysteresis
 	everUp    bool   // it was up at least once
@@ -43,6 +45,9 @@ func (f facts) state() routing.State {
 // flags are the bits of the record.
 func (f facts) flags() routing.Flags {
 	var x routing.Flags
+	if f.shadow {
+		x |= routing.FlagShadow
+	}
 	for _, b := range []struct {
 		on   bool
 		flag routing.Flags

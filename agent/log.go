@@ -52,6 +52,7 @@ const (
 	MsgDrainCut      = "drain timeout is over; breaking off what is left"
 	MsgStopped       = "stopped"
 	MsgConfig        = "configuration"
+	MsgMode          = "mode"
 )
 
 // NewLogger makes the logger that the configuration asks for.

@@ -69,6 +69,9 @@ const (
 	MetricGossipRecords     = "grapevine_gossip_records_total"
 	MetricGoroutines        = "grapevine_goroutines"
 	MetricStatusSubscribers = "grapevine_status_subscribers"
+	MetricShadow            = "grapevine_shadow_mode"
+	MetricShadowPicks       = "grapevine_shadow_picks_total"
+	MetricShadowGain        = "grapevine_shadow_gain_seconds"
 )
 
 // Metric describes one metric of /metrics.
@@ -142,6 +145,9 @@ var Metrics = []Metric{
 	{MetricGossipMembers, gauge, nil, "Members alive, this agent included."},
 	{MetricGossipHealth, gauge, nil, "Own health as membership sees it: 0 is well, above means that this agent answers late."},
 	{MetricGossipRecords, counter, []string{"direction"}, "Load records: packets sent, records received, records dropped (bad or old)."},
+	{MetricShadow, gauge, nil, "1 in shadow mode, which keeps every request at the own engine, else 0."},
+	{MetricShadowPicks, counter, []string{"outcome"}, "Requests that shadow mode looked at, by where they would have been answered: stayed (here) or moved (another replica)."},
+	{MetricShadowGain, gauge, nil, "By how much the first token would have come earlier in the mean without shadow mode, in seconds, predicted since it began."},
 	{MetricGoroutines, gauge, nil, "Goroutines of this process."},
 	{MetricStatusSubscribers, gauge, nil, "Open pages that follow live."},
 }

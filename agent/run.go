@@ -37,6 +37,7 @@ func (a *Agent) tasks() []task {
 		{"report", a.reportLoop},
 		{"models", a.pullModels},
 		{"ask", a.askSilent},
+		{"mode", a.spreadMode},
 		{"keys", a.watchKeys},
 		{"digests", a.shareDigests},
 	}
@@ -205,6 +206,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	if a.proxy, err = proxy.New(a.proxyConfig()); err != nil {
 		return fail(err)
 	}
+	a.takeMode(a.cfg.Mode == ModeShadow, 0)
 	a.table.SetLive(a.live)
 	a.listen = ListenStatus{Client: client.ln.Addr().String(), Peer: peer.ln.Addr().String(), Status: status.ln.Addr().String(), Gossip: a.node.Addr()}
 
@@ -325,7 +327,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answer, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
+		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
 		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial,
 	}
 }

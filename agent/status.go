@@ -24,6 +24,9 @@ type Status struct {
 	Picks    PicksStatus  `json:"picks"`
 	Gossip   GossipStatus `json:"gossip"`
 	Warnings []string     `json:"warnings"`
+
+	Mode   string       `json:"mode"` // on or shadow
+	Shadow ShadowStatus `json:"shadow"`
 }
 
 // ListenStatus is where the agent really listens.

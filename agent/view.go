@@ -47,6 +47,7 @@ func (a *Agent) Status() Status {
 	}
 	s.Queue = QueueStatus{Held: l.Held, HeldTokens: l.HeldTokens}
 	s.Picks = a.picksStatus()
+	s.Mode, s.Shadow = a.shadowStatus()
 	s.Peers = a.peersStatus(now)
 	s.Gossip = a.gossipStatus(now)
 	s.Warnings = a.warningList(s.Gossip)
@@ -143,7 +144,7 @@ var flagWords = []struct {
 	word string
 }{
 	{routing.FlagDraining, "draining"}, {routing.FlagSaturated, "saturated"}, {routing.FlagEngineDown, "engine down"}, {routing.FlagStale, "metrics stale"},
-	{routing.FlagGPUTrouble, "GPU trouble"}, {routing.FlagWarming, "warming up"}, {routing.FlagSuspect, "suspect"},
+	{routing.FlagGPUTrouble, "GPU trouble"}, {routing.FlagWarming, "warming up"}, {routing.FlagSuspect, "suspect"}, {routing.FlagShadow, "shadow mode"},
 }
 
 func flagNames(f routing.Flags) []string {
@@ -232,6 +233,7 @@ func (a *Agent) collect(g *gathering) {
 	g.add(MetricHeld, float64(s.Queue.Held))
 	g.add(MetricAccepted, float64(s.Load.Accepted))
 	a.collectProxy(g)
+	a.collectShadow(g)
 	states := map[string]int{}
 	for i, p := range s.Peers {
 		states[p.State]++
@@ -350,7 +352,7 @@ func (a *Agent) console() *console {
 		}
 	}
 	return &console{
-		status: a.Status, metrics: a.collect, alive: a.alive, drain: a.Drain, drained: a.drained, explain: a.explain, token: a.cfg.StatusToken, every: time.Second,
+		status: a.Status, metrics: a.collect, alive: a.alive, drain: a.Drain, drained: a.drained, explain: a.explain, mode: a.SetMode, token: a.cfg.StatusToken, every: time.Second,
 		keys: func() any { return a.node.Keys() }, changeKeys: a.changeKeys,
 		ready: func(entry bool) (bool, string) {
 			if entry {

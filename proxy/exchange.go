@@ -72,6 +72,8 @@ type exchange struct {
 	pinned  bool      // it needs an object that one replica keeps
 	refused *apiError // by our own gate
 
+	shadowed shadowNote // what shadow mode says of it
+
 	// What the client has got.
 	headOut bool
 	stream  bool // the head that went out was a 200 event stream
@@ -388,6 +390,9 @@ func (x *exchange) pick() routing.Decision {
 	}
 	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
 	x.askNote, x.ticket = askNote{}, 0
+	if p.shadow.on.Load() {
+		return x.shadowPick(s, d, time.Now())
+	}
 	if d.Asks > 0 {
 		d = x.ask(d)
 	}
@@ -524,6 +529,7 @@ func (x *exchange) account() {
 		m.duration.observe(now.Sub(x.arrived))
 		if !x.firstAt.IsZero() {
 			m.ttft.observe(x.firstAt.Sub(x.arrived))
+			x.p.shadow.seen(x.shadowed, x.firstAt.Sub(x.arrived))
 		}
 	}
 	m.promptTokens.Add(uint64(x.sift.scan.usage.Prompt.Or(x.req.PromptTokens)))

@@ -42,6 +42,11 @@ type PickRecord struct {
 	Status       int           `json:"status"`
 	TTFTMS       float64       `json:"ttft_ms"` // 0: no content
 	DurationMS   float64       `json:"duration_ms"`
+
+	// In shadow mode: the replica that it would have gone to, and its predicted times to first token here and there.
+	Shadow        string  `json:"shadow,omitempty"`
+	ShadowHereMS  float64 `json:"shadow_here_ms,omitempty"`
+	ShadowThereMS float64 `json:"shadow_there_ms,omitempty"`
 }
 
 // pickLog is a ring of the last requests.

@@ -132,6 +132,7 @@ type Proxy struct {
 	picks      pickLog
 	rnds       sync.Pool // of *rand.Rand
 
+	shadow    shadow
 	inflight  atomic.Int64
 	draining  atomic.Bool
 	lives     lives

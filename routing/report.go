@@ -14,6 +14,7 @@ const (
 	FlagGPUTrouble                   // XID or uncorrectable ECC event
 	FlagWarming                      // the warm-up request has not been answered
 	FlagSuspect                      // three hard failures in a row over all entries, by its own agent's count
+	FlagShadow                       // shadow mode: its agent keeps its clients' requests and only says what would have moved
 )
 
 // Report is one replica's load as its own agent says it. The wire form is gossip's 60-byte record.

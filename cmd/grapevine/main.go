@@ -36,6 +36,7 @@ func commands() []command {
 		{"top", "[--url URL] [--sort COLUMN] [--every 1s] [--once]", "the replicas, live; s sorts by another column, r turns the order, q ends", runTop},
 		{"explain", "[--url URL] [--json] [FILE | ID | --model M --tokens N]", "where a request would go now and why, or where a past one went", runExplain},
 		{"check", "[--json]", "try out what an agent with this environment needs: engine, GPU, ports, key, names, peers", runCheck},
+		{"mode", "[--url URL] [shadow | on]", "print the fleet's mode, or switch it: in shadow mode requests stay and only the picks are recorded", runMode},
 		{"drain", "[--url URL] [--no-wait]", "let an agent finish what it has and take nothing new", runDrain},
 		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
 		{"completion", "bash | zsh | fish", "print a completion script for a shell", runCompletion},

@@ -57,6 +57,9 @@ func printStatus(w io.Writer, s *agent.Status, colour bool) {
 	}
 	printGPU(w, &s.GPU)
 	fmt.Fprintf(w, "entered  %d requests, %d forwarded, %d repeated, %d without a replica\n", s.Picks.Total, s.Picks.Forwarded, s.Picks.Retries, s.Picks.Failed)
+	if s.Mode == agent.ModeShadow {
+		fmt.Fprintln(w, paint("shadow   "+shadowLine(s), "warming", colour))
+	}
 	fmt.Fprintf(w, "gossip   %d members, records %s ms old (median)\n\n", s.Gossip.Members, opt(s.Gossip.ReportAgeP50MS, "%.0f"))
 	t := table{right: []bool{false, false, true, true, true, true, true, true, true}}
 	t.add("REPLICA", "STATE", "RUNNING", "WAITING", "HELD", "KV", "FIRST TOKEN", "FROM HERE", "AGE")
