@@ -24,6 +24,7 @@ type facts struct {
 	stale     bool   // three readings in a row failed
 	gpuBad    bool
 	suspect   bool
+	stuck     bool // it has work, and nothing moves
 }
 
 // state is what the record says. It leads readiness by the announcement: others may send as soon as they know, the
@@ -57,7 +58,7 @@ func (f facts) flags() routing.Flags {
 		{f.engineUp && !f.asleep && !f.warm, routing.FlagWarming},
 		{f.stale, routing.FlagStale},
 		{f.gpuBad, routing.FlagGPUTrouble},
-		{f.suspect, routing.FlagSuspect},
+		{f.suspect || f.stuck, routing.FlagSuspect},
 	} {
 		if b.on {
 			x |= b.flag

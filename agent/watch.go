@@ -239,6 +239,7 @@ func (a *Agent) setWarm(ctx context.Context, model string, err error) {
 
 // readEngine reads the engine's metrics, often while it works and seldom while it rests.
 func (a *Agent) readEngine(ctx context.Context) error {
+	var hung standstillWatch
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -269,6 +270,9 @@ func (a *Agent) readEngine(ctx context.Context) error {
 			a.log.Warn(MsgEngineRestart)
 		}
 		a.seeEngine(rd, err)
+		if err == nil {
+			a.setStuck(hung.still(&rd, load, time.Now()), load, a.engine.Abilities().CountsLate)
+		}
 		if err != nil {
 			if a.warn("reading", "the engine's metrics cannot be read: "+err.Error()) {
 				a.log.Warn("engine's metrics cannot be read", KeyErr, err)

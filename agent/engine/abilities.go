@@ -37,6 +37,8 @@ type Abilities struct {
 	AnyModel bool
 	// HeadWhenQueued: the head of a stream is sent as soon as the request waits; otherwise when it starts.
 	HeadWhenQueued bool
+	// CountsLate: its numbers move only when a request ends, so that their standing still means nothing.
+	CountsLate bool
 	// Tokenize counts tokens, see Reader.CountTokens.
 	Tokenize Tokenize
 	// Serves are the kinds of path the engine may have at all; 0 unknown.

@@ -15,7 +15,8 @@ func (p *Progress) Observe(r *Reading, now time.Time) time.Duration {
 	busy := r.Running.V > 0 || r.Waiting.V > 0
 	counted := r.GenerationTokens.OK || r.PromptTokens.OK || r.FirstTokens.OK
 	moved := r.GenerationTokens != p.last.GenerationTokens || r.PromptTokens != p.last.PromptTokens ||
-		r.FirstTokens != p.last.FirstTokens || r.PrefixQueries != p.last.PrefixQueries || r.Resets != p.last.Resets
+		r.FirstTokens != p.last.FirstTokens || r.PrefixQueries != p.last.PrefixQueries || r.Resets != p.last.Resets ||
+		r.KVUsed != p.last.KVUsed // llama.cpp counts tokens when a request ends, but its slots fill while it runs
 	if p.since.IsZero() || !busy || !counted || moved {
 		p.since = now
 	}

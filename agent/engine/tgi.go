@@ -22,6 +22,7 @@ var tgiTable = Table{
 	Models: ModelList{Info: "/info"},
 	WarmUp: []Service{routing.ServeChat, routing.ServeCompletions},
 	Abilities: Abilities{
+		CountsLate: true,
 		// A trailing assistant message is continued, but white space at its end is trimmed: not exact.
 		ContinueCompletions: true,
 		StreamUsage:         true,

@@ -27,6 +27,7 @@ var trtllmTable = Table{
 	WarmUp:  []Service{routing.ServeChat, routing.ServeCompletions},
 	Version: "/version",
 	Abilities: Abilities{
+		CountsLate:          true,
 		ContinueCompletions: true, // chat has add_generation_prompt only
 		StreamUsage:         true,
 		Serves:              serveText | routing.ServeResponses,
@@ -58,6 +59,7 @@ var tritonTable = Table{
 	}}},
 	WarmUp: []Service{routing.ServeChat, routing.ServeCompletions}, // of its OpenAI frontend
 	Abilities: Abilities{
+		CountsLate:          true,
 		ContinueCompletions: true,
 		Serves:              serveText,
 	},
