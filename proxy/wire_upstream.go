@@ -529,8 +529,12 @@ func (b *wireBody) Read(p []byte) (int, error) {
 // lend reads like Read, into memory that it takes from the pool when there is something to read: a stream that is silent
 // holds none. The caller puts it back; with an error there may be none.
 func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
+	if b.done || b.closed { // the connection may serve another exchange already
+		n, err = b.Read(nil)
+		return nil, n, err
+	}
 	s, ok := b.c.nc.(*sock)
-	if !ok || b.c.buf != nil || b.done || b.closed {
+	if !ok || b.c.buf != nil {
 		p = pool.Get().(*[]byte)
 		n, err = b.Read(*p)
 		return p, n, err
