@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"syscall"
 	"unsafe"
@@ -35,7 +36,10 @@ func pin(cpu string, argv []string) error {
 	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_SETAFFINITY, 0, unsafe.Sizeof(mask), uintptr(unsafe.Pointer(&mask)))
 	// A slice of 0.1 ms: whoever wakes takes the CPU from other work at once, as on a machine of its own.
 	a := schedAttr{size: 56, nice: priority, runtime: 100_000}
-	const sysSchedSetattr = 314
+	sysSchedSetattr := uintptr(314)
+	if runtime.GOARCH == "arm64" {
+		sysSchedSetattr = 274
+	}
 	_, _, _ = syscall.RawSyscall(sysSchedSetattr, 0, uintptr(unsafe.Pointer(&a)), 0)
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
