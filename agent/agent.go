@@ -66,6 +66,7 @@ type Agent struct {
 	member    routing.Member
 	tls       *peertls.Identity // nil = plain
 	ring      keyRing
+	apiKeys   *apiKeys // nil = clients need none
 	proxy     *proxy.Proxy
 	node      *gossip.Node
 

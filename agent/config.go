@@ -55,7 +55,9 @@ type Config struct {
 	AllowPaths       []string      `env:"ALLOW_PATHS" is:"paths" doc:"Paths of the engine that clients may use besides the inference paths, comma list; a trailing * allows all below."`
 	MaxBody          Bytes         `env:"MAX_BODY" envDefault:"64MiB" is:"bytes 1KiB..16GiB" doc:"Largest request body; more is refused with 413."`
 	ModelAliases     []string      `env:"MODEL_ALIASES" is:"aliases" doc:"Other names for models of the own engine, comma list of alias=model; all agents route them, and the engine gets its own name."`
-	APIKeysFile      string        `env:"API_KEYS_FILE" is:"file" later:"API keys" doc:"File with the API keys that clients must have."`
+	APIKeysFile      string        `env:"API_KEYS_FILE" is:"file" doc:"File with the API keys that clients must show, one a line as sha256:HEX [class=N] [name=WORD] with the key's SHA-256; read again when it changes. Without it everybody who reaches the client listener is served."`
+	Hosts            []string      `env:"HOSTS" is:"hosts" doc:"Names that clients may use for this agent in Host, comma list; .example.org allows all below. Empty allows every name. Set it where browsers can reach the agent."`
+	MaxConnections   int           `env:"MAX_CONNECTIONS" envDefault:"16384" is:"int 1..1000000" doc:"Most connections of clients; at the limit those without a request under way make room."`
 	DrainTimeout     time.Duration `env:"DRAIN_TIMEOUT" envDefault:"300s" is:"duration 0s..24h" doc:"How long a drain waits for the requests under way."`
 
 	TLSCertFile     string `env:"TLS_CERT_FILE" is:"file" doc:"Certificate chain (PEM) of the client listener; with it, clients must use TLS."`

@@ -92,6 +92,8 @@ func (r rule) allowed() string {
 		return "comma list of alias=model"
 	case "file":
 		return "a file that can be read"
+	case "hosts":
+		return "comma list of host names without port, .name for all below"
 	case "bool":
 		return "true or false"
 	case "int":
@@ -148,6 +150,8 @@ func oneOK(word, args, s string) bool {
 		return validHost(s)
 	case "seeds":
 		return validSeed(s)
+	case "hosts":
+		return validHost(strings.TrimPrefix(s, "."))
 	case "name":
 		return nameRule.MatchString(s)
 	case "word", "words":

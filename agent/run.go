@@ -39,6 +39,7 @@ func (a *Agent) tasks() []task {
 		{"ask", a.askSilent},
 		{"mode", a.spreadMode},
 		{"keys", a.watchKeys},
+		{"api keys", a.watchAPIKeys},
 		{"digests", a.shareDigests},
 	}
 }
@@ -184,6 +185,12 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	if err = a.setTLS(); err != nil {
 		return fail(err)
 	}
+	if a.cfg.APIKeysFile != "" {
+		strangers := &limitedLog{write: a.log.Warn}
+		if a.apiKeys, err = newAPIKeys(a.cfg.APIKeysFile, strangers); err != nil {
+			return fail(&ConfigError{Prefix + "API_KEYS_FILE", a.cfg.APIKeysFile, err.Error()})
+		}
+	}
 	a.member.Addr = peerAddress(peer.ln.Addr())
 	a.node, err = gossip.New(gossip.Config{
 		NodeName: a.cfg.NodeName, Member: a.member, Cluster: a.cfg.Cluster, Listen: a.cfg.GossipListen, Advertise: a.cfg.Advertise,
@@ -212,11 +219,11 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 
 	client.http = a.proxy.ClientServer(httpServer(a.proxy.ClientHandler(), a.log))
 	if a.cfg.TLSCertFile != "" {
-		cert, err := tls.LoadX509KeyPair(a.cfg.TLSCertFile, a.cfg.TLSKeyFile)
+		cert, err := newCertFiles(a.cfg.TLSCertFile, a.cfg.TLSKeyFile, a.log)
 		if err != nil {
 			return fail(&ConfigError{Prefix + "TLS_CERT_FILE", a.cfg.TLSCertFile, err.Error()})
 		}
-		client.ln = tls.NewListener(client.ln, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
+		client.ln = tls.NewListener(client.ln, &tls.Config{GetCertificate: cert.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
 	}
 	peer.http = a.proxy.PeerServer(httpServer(a.peerHandler(a.proxy.PeerHandler()), a.log), pathPrefix)
 	if a.tls != nil {
@@ -230,6 +237,8 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 // httpServer is a server for streams: no limit on a request's or an answer's time, but on its head's.
 func httpServer(h http.Handler, log *slog.Logger) *http.Server {
 	s := &http.Server{Handler: h, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 650 * time.Second, MaxHeaderBytes: 256 << 10, Protocols: new(http.Protocols)}
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: 500, MaxReceiveBufferPerConnection: 4 << 20, MaxReceiveBufferPerStream: 1 << 20,
+		SendPingTimeout: 30 * time.Second, PingTimeout: 15 * time.Second, WriteByteTimeout: 2 * time.Minute}
 	s.Protocols.SetHTTP1(true)
 	s.Protocols.SetHTTP2(true)
 	s.Protocols.SetUnencryptedHTTP2(true)
@@ -322,7 +331,12 @@ func (a *Agent) peerBoot() func(tls.ConnectionState) uint64 {
 func (a *Agent) hasLeft(boot uint64) bool { return a.node.HasLeft(boot) }
 
 func (a *Agent) proxyConfig() proxy.Config {
+	var authorize func(string, string) (proxy.Access, bool)
+	if a.apiKeys != nil {
+		authorize = a.apiKeys.authorize
+	}
 	return proxy.Config{
+		Authorize: authorize, Hosts: a.cfg.Hosts, MaxConns: a.cfg.MaxConnections,
 		Table: a.table, Policy: a.policy, EngineURL: a.cfg.engineURL(), EngineAPIKey: a.cfg.EngineAPIKey,
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,

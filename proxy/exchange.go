@@ -11,7 +11,6 @@ import (
 	mathrand "math/rand/v2"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -32,6 +31,7 @@ func (r role) String() string { return [...]string{"entry", "target"}[r] }
 type exchange struct {
 	p     *Proxy
 	role  role
+	keyed bool // by access
 	in    *RequestHead
 	down  Downstream
 	rnd   *mathrand.Rand
@@ -42,6 +42,7 @@ type exchange struct {
 	id     string   // request id
 	header Header   // cleaned fields, as they go on
 	out    Outgoing // the newest attempt's
+	access Access   // of the client's key
 	held   bool     // others have seen it in the gate's queue
 	body   *body
 	peek   Peek
@@ -152,6 +153,11 @@ func (x *exchange) admit(inflight int) *apiError {
 		return errTooLarge
 	case x.role == roleTarget:
 		return x.admitHop()
+	}
+	if e := x.admitClient(); e != nil {
+		return e
+	}
+	switch {
 	case !x.class.passes(x.path, p.allow):
 		return errPathNotAllowed
 	}
@@ -181,6 +187,7 @@ func (x *exchange) run() {
 		return
 	}
 	x.header = cleanRequest(x.header, x.in, x.role == roleTarget)
+	x.forgetKey()
 	x.grpc = x.in.HTTP2 && isGRPC(x.in.Header)
 	if !x.read() {
 		return
@@ -267,26 +274,12 @@ func (x *exchange) fillRequest() {
 	if session != "" && x.p.cfg.Salt != nil && !x.p.cfg.NoSession {
 		x.req.Session = x.p.cfg.Salt.Session(session)
 	}
+	x.tellClass()
 	x.rec.Model, x.rec.PromptTokens = model, tokens
 }
 
 // priority is the request's class: 1 is the highest, 2 the default.
-func (x *exchange) priority() uint8 {
-	if x.p.cfg.TrustPriority {
-		if n, err := strconv.Atoi(x.header.Get(headerPriority)); err == nil && n >= 1 && n <= 4 {
-			return uint8(n)
-		}
-	}
-	switch x.peek.ServiceTier {
-	case "priority":
-		if x.p.cfg.TrustPriority {
-			return 1
-		}
-	case "flex":
-		return 3
-	}
-	return 2
-}
+func (x *exchange) priority() uint8 { return x.askedClass() }
 
 // queryModel is the model that a request without a body names, as the realtime API does.
 func queryModel(target string) string {

@@ -37,6 +37,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var src io.Reader
 	if r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0 {
 		src = r.Body
+		if !isGRPC(in.Header) { // which may be silent for long
+			src = &pacedBody{Reader: r.Body, rc: d.rc}
+		}
 	}
 	if !in.HTTP2 {
 		in.Upgrade = upgradeType(in.Header)

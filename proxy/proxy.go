@@ -60,6 +60,11 @@ type Config struct {
 	RetryBudget      float64       // repeats allowed for each first attempt; default 0.1
 	AllowPaths       string        // comma list of further paths, see GRAPEVINE_ALLOW_PATHS
 	TrustPriority    bool          // clients may ask for a class above the default
+	Hosts            []string      // names that clients may use for us, without port; .example.org = all below; none = any
+	MaxConns         int           // connections of the client listener; 0 = no limit
+
+	// Authorize checks a client's key ("" = it showed none), which it must not keep; nil = everybody may come in.
+	Authorize func(key, remote string) (Access, bool)
 
 	// Reply classifies an answer with an error status of an engine of that kind; body is at most its first 64 KiB.
 	Reply func(kind string, status int, body []byte) ReplyClass

@@ -16,7 +16,7 @@ import (
 
 // Limits of a client's connection. None bounds the time of a request's body as a whole, or of an answer.
 const (
-	headTimeout  = 10 * time.Second // from a head's first byte to its end
+	headTimeout  = 10 * time.Second // from a head's first byte to its end; bodies have a pace, see access.go
 	idleTimeout  = 2 * time.Minute  // between requests
 	bodyTimeout  = time.Minute      // silence in the middle of a body
 	writeTimeout = 2 * time.Minute  // a client that takes nothing for so long is gone
@@ -37,6 +37,10 @@ type wireServerConn struct {
 	remote string      // its address
 	peer   uint64      // boot id that its certificate proves
 	idle   atomic.Bool // between requests, so that Shutdown may close it
+	raw    net.Conn    // what was accepted; closing it ends nc
+
+	serving atomic.Bool  // a request is here whole, as far as its head goes
+	since   atomic.Int64 // when it was not, ns since 1970
 
 	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
 	r, w int
@@ -85,6 +89,11 @@ func (c *wireServerConn) serve() {
 // one serves a request. It returns false when the connection is over or has another owner (then nc is nil).
 func (c *wireServerConn) one() (more bool) {
 	n, err := c.readHead()
+	c.serving.Store(true)
+	defer func() {
+		c.since.Store(time.Now().UnixNano())
+		c.serving.Store(false)
+	}()
 	switch {
 	case err != nil:
 		c.refuse(err)
@@ -376,7 +385,7 @@ type wireRequestBody struct {
 	ask    bool // the client waits for 100 (Continue)
 	done   bool
 	err    error
-	timed  time.Time // when the read deadline was set
+	pace   pace
 }
 
 // Read returns what one read from the connection brings, framing taken out.
@@ -395,6 +404,7 @@ func (b *wireRequestBody) Read(p []byte) (int, error) {
 			return 0, b.err
 		}
 		n, err := b.raw(p)
+		b.pace.n += int64(n)
 		if n == 0 && err != nil {
 			if err == io.EOF {
 				err = io.ErrUnexpectedEOF
@@ -421,9 +431,9 @@ func (b *wireRequestBody) raw(p []byte) (int, error) {
 		p = p[:b.left]
 	}
 	if c.w == c.r {
-		if now := time.Now(); now.Sub(b.timed) > bodyTimeout/10 {
-			b.timed, c.due = now, time.Time{}
-			_ = c.nc.SetReadDeadline(now.Add(bodyTimeout))
+		if d, set := b.pace.next(time.Now()); set {
+			c.due = time.Time{}
+			_ = c.nc.SetReadDeadline(d)
 		}
 		if !b.frame.Chunked {
 			return c.nc.Read(p) // no byte of the next request can be in it

@@ -21,6 +21,8 @@ type Server struct {
 	std    *http.Server
 	prefix string // of targets for std; "" = none
 
+	budget budget
+
 	hand *handoff
 	gone *hangups
 
@@ -33,7 +35,10 @@ type Server struct {
 
 // ClientServer returns the server of the clients' listener. std serves HTTP/2; its handler should be ClientHandler.
 func (p *Proxy) ClientServer(std *http.Server) *Server {
-	return &Server{p: p, role: roleEntry, std: std, conns: make(map[*wireServerConn]struct{})}
+	s := &Server{p: p, role: roleEntry, std: std, conns: make(map[*wireServerConn]struct{})}
+	s.budget.max = p.cfg.MaxConns
+	std.ConnState = s.countHanded
+	return s
 }
 
 // PeerServer returns the server of the other agents' listener. std serves HTTP/2 and all targets that begin with
@@ -71,7 +76,12 @@ func (s *Server) Serve(l net.Listener) error {
 			continue
 		}
 		pause = 0
-		c := &wireServerConn{s: s, nc: fastConn(nc)}
+		if !s.makeRoom() {
+			_ = nc.Close()
+			continue
+		}
+		c := &wireServerConn{s: s, nc: fastConn(nc), raw: nc}
+		c.since.Store(time.Now().UnixNano())
 		if !s.track(c) {
 			_ = nc.Close()
 			return http.ErrServerClosed

@@ -1,0 +1,141 @@
+package proxy
+
+import (
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Access is what a client's key allows. The key itself goes no further than the agent that checked it.
+type Access struct {
+	Tenant string // stands for the key where tenants are told apart
+	Class  uint8  // highest class that its requests may ask for, 1 to 4; 0 = the default class
+}
+
+// keyHeaders are where the client libraries put a key.
+var keyHeaders = [...]string{"authorization", "x-api-key", "api-key"}
+
+// clientKey is the key that a client shows: OpenAI's Authorization: Bearer, Anthropic's x-api-key, Azure's api-key.
+func clientKey(h Header) string {
+	if v := h.Get("authorization"); len(v) > 7 && equalFold(v[:7], "bearer ") {
+		return strings.TrimSpace(v[7:])
+	}
+	if v := h.Get("x-api-key"); v != "" {
+		return v
+	}
+	return h.Get("api-key")
+}
+
+// admitClient checks what concerns the client and not its request: the name that it used for us, and its key.
+func (x *exchange) admitClient() *apiError {
+	p := x.p
+	if !hostAllowed(p.cfg.Hosts, x.in.Host) {
+		return errHostRefused
+	}
+	if p.cfg.Authorize == nil {
+		return nil
+	}
+	a, ok := p.cfg.Authorize(clientKey(x.in.Header), x.in.Remote)
+	if !ok {
+		return errUnauthorized
+	}
+	x.access, x.keyed = a, true
+	return nil
+}
+
+// forgetKey takes a checked key from what goes on, and puts in the tenant that it stands for.
+func (x *exchange) forgetKey() {
+	if !x.keyed {
+		return
+	}
+	for _, n := range keyHeaders {
+		x.header.Del(n)
+	}
+	if x.header.Del(headerTenant); x.access.Tenant != "" {
+		x.header.Set(headerTenant, x.access.Tenant)
+	}
+}
+
+// hostAllowed reports whether a Host field, with or without a port, is one of the names; an entry that begins with a dot
+// stands for all names below it. No names allow every host.
+func hostAllowed(names []string, host string) bool {
+	if len(names) == 0 {
+		return true
+	}
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+	return slices.ContainsFunc(names, func(n string) bool {
+		n = strings.ToLower(n)
+		return host == n || n[0] == '.' && strings.HasSuffix(host, n)
+	})
+}
+
+// askedClass is the class that a request asks for, 2 if it asks for none. A class above the default needs a key that allows
+// it, or trust in all clients; below it nobody needs anything. Another agent has checked already.
+func (x *exchange) askedClass() uint8 {
+	best := uint8(2)
+	switch {
+	case x.p.cfg.TrustPriority, x.role == roleTarget:
+		best = 1
+	case x.keyed && x.access.Class > 0:
+		best = x.access.Class
+	}
+	asked := uint8(2)
+	if n, err := strconv.Atoi(x.header.Get(headerPriority)); err == nil && n >= 1 && n <= 4 {
+		asked = uint8(n)
+	} else if x.peek.ServiceTier == "priority" && x.role == roleEntry {
+		asked = 1
+	} else if x.peek.ServiceTier == "flex" {
+		asked = 3
+	}
+	return max(asked, best)
+}
+
+// tellClass makes the class that was decided the one that the target reads.
+func (x *exchange) tellClass() {
+	if x.role == roleEntry {
+		if x.header.Del(headerPriority); x.req.Class != 2 {
+			x.header.Set(headerPriority, strconv.Itoa(int(x.req.Class)))
+		}
+	}
+}
+
+var (
+	errUnauthorized = &apiError{Status: 401, Code: "invalid_api_key", Reason: "unauthorized", Final: true,
+		Message: "The API key is missing or not valid here."}
+	errHostRefused = &apiError{Status: 421, Code: "host_not_served", Reason: "host", Final: true,
+		Message: "This host name is not served here (GRAPEVINE_HOSTS)."}
+)
+
+// A body must arrive at this pace, or its sender holds a place that others need.
+const (
+	bodyGrace = 30 * time.Second // before the pace counts
+	bodyPace  = 256              // bytes/s
+)
+
+// pace tells until when the next bytes of a body must come.
+type pace struct {
+	began time.Time
+	n     int64 // bytes so far
+	timed time.Time
+}
+
+// next gives a read deadline, now and then: setting it costs as much as a small read.
+func (p *pace) next(now time.Time) (deadline time.Time, set bool) {
+	if p.began.IsZero() {
+		p.began = now
+	}
+	if now.Sub(p.timed) <= bodyTimeout/10 && !p.timed.IsZero() {
+		return deadline, false
+	}
+	p.timed = now
+	deadline = p.began.Add(bodyGrace + time.Duration(p.n)*time.Second/bodyPace)
+	if silent := now.Add(bodyTimeout); silent.Before(deadline) {
+		deadline = silent
+	}
+	return deadline, true
+}
