@@ -189,6 +189,7 @@ func (t *Table) apply(p *Peer, r Report, now time.Time) bool {
 	p.view.Store(v)
 	p.heard(v, at)
 	p.mu.Unlock()
+	t.confirm(p, &r, at)
 	if all.OK {
 		t.arrivals(ours, all.V, at)
 	}
