@@ -58,6 +58,7 @@ type Agent struct {
 	peers   peerBook
 	digests digestBook
 	drain   drain
+	ramp    ramp
 
 	mode modeState
 

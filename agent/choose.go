@@ -27,8 +27,9 @@ func (a *Agent) report(now time.Time) routing.Report {
 
 // seeEngine tells the gate what the engine's pages say.
 func (a *Agent) seeEngine(rd engine.Reading, err error) {
-	if err != nil {
-		return // the last one holds
+	if err != nil { // the last one holds
+		a.ramp.again(a)
+		return
 	}
 	a.digests.see(rd)
 	a.own.mu.Lock()
@@ -38,6 +39,6 @@ func (a *Agent) seeEngine(rd engine.Reading, err error) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	a.proxy.SetEngine(proxy.EngineView{At: at, Waiting: rd.Waiting, RunLimit: rd.RunLimit, KVUsed: rd.KVUsed,
+	a.ramp.see(a, proxy.EngineView{At: at, Waiting: rd.Waiting, RunLimit: rd.RunLimit, KVUsed: rd.KVUsed,
 		KVCapacity: rd.KVCapacity, FirstTokens: rd.FirstTokens, Foreign: foreign})
 }

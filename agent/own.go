@@ -32,7 +32,8 @@ type own struct {
 	serves     routing.Service     // kinds of path that the engine answers; 0 = not known
 	digest     routing.Opt[uint32] // of models and serves
 	warmModel  string              // the model that answered the last warm-up
-	readySince time.Time
+	readySince time.Time           // also set anew when a suspicion ends: then slow start begins again
+	since      time.Time           // of the present state
 	restarts   uint64
 }
 
@@ -41,6 +42,7 @@ func (o *own) change(f func(o *own)) (before, after routing.State) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	before = o.facts.state()
+	suspect := o.facts.suspect
 	flags, was := o.facts.flags(), o.facts.announced
 	f(o)
 	after = o.facts.state()
@@ -49,6 +51,12 @@ func (o *own) change(f func(o *own)) (before, after routing.State) {
 		o.readySince = time.Time{}
 	case o.readySince.IsZero():
 		o.readySince = time.Now()
+	}
+	if suspect && !o.facts.suspect && !o.readySince.IsZero() {
+		o.readySince = time.Now()
+	}
+	if before != after || suspect != o.facts.suspect || o.since.IsZero() {
+		o.since = time.Now()
 	}
 	if before != after || flags != o.facts.flags() || was != o.facts.announced {
 		select {

@@ -12,7 +12,8 @@ type Status struct {
 	Zone     string       `json:"zone"`
 	Ready    bool         `json:"ready"`
 	State    string       `json:"state"`
-	Why      string       `json:"why"` // what it waits for; "" when ready
+	SinceMS  int64        `json:"since_ms"` // how long it has been in this state
+	Why      string       `json:"why"`      // what it waits for, or is suspected of; "" when ready
 	Policy   string       `json:"policy"`
 	UptimeMS int64        `json:"uptime_ms"`
 	Listen   ListenStatus `json:"listen"`
@@ -124,6 +125,7 @@ type PeerStatus struct {
 	Engine           string               `json:"engine"`
 	Self             bool                 `json:"self"`
 	State            string               `json:"state"`
+	SinceMS          int64                `json:"since_ms"` // how long it has been in this state
 	Why              string               `json:"why"`
 	Flags            []string             `json:"flags"`
 	Models           []string             `json:"models"`

@@ -30,6 +30,12 @@ func (a *Agent) Status() Status {
 	a.own.mu.Lock()
 	s.State = a.own.facts.state().String()
 	s.Ready, s.Why = a.own.facts.ready()
+	if s.Ready && a.own.facts.suspect {
+		s.State, s.Why = routing.StateSuspect.String(), MsgSuspect
+	}
+	if since := a.own.since; !since.IsZero() {
+		s.SinceMS = now.Sub(since).Milliseconds()
+	}
 	s.Engine = a.engineStatus(now)
 	s.GPU = a.own.gpuStatus()
 	a.own.mu.Unlock()
@@ -128,7 +134,7 @@ func (a *Agent) peerStatus(p *routing.Peer, now time.Time) PeerStatus {
 	}
 	if !s.Self { // what this agent makes of it, not only what it says
 		h := p.Health(now)
-		s.State, s.Why = h.State.String(), h.Why
+		s.State, s.Why, s.SinceMS = h.State.String(), h.Why, max(0, now.Sub(h.Since).Milliseconds())
 		if !h.EjectedUntil.IsZero() {
 			s.EjectedUntilMS = routing.Some(h.EjectedUntil.Sub(now).Milliseconds())
 		}
@@ -201,7 +207,7 @@ func (a *Agent) collect(g *gathering) {
 	g.add(MetricBuildInfo, 1, Version(), runtime.Version())
 	g.add(MetricStartTime, float64(a.started.UnixMilli())/1000)
 	g.add(MetricReady, bit(s.Ready))
-	for _, st := range []routing.State{routing.StateStarting, routing.StateWarming, routing.StateReady, routing.StateAsleep, routing.StateDraining} {
+	for _, st := range []routing.State{routing.StateStarting, routing.StateWarming, routing.StateReady, routing.StateAsleep, routing.StateDraining, routing.StateSuspect} {
 		g.add(MetricState, bit(s.State == st.String()), st.String())
 	}
 	g.add(MetricWarnings, float64(len(s.Warnings)))

@@ -63,6 +63,9 @@ func (a *Agent) watchEngine(ctx context.Context) error {
 		}
 		changed := h.check(pass)
 		a.setHealth(health, h.up, changed)
+		if h.known && !h.up {
+			a.proxy.EngineLost()
+		}
 		now := time.Now()
 		if !h.up && cancel != nil {
 			cancel()
@@ -150,7 +153,6 @@ func (a *Agent) setHealth(h engine.Health, up, changed bool) {
 		a.clear("engine")
 		a.log.Info(MsgEngineUp, KeyEngine, a.engine.Kind(), KeyAddr, redactURL(a.cfg.EngineURL))
 	case !up && changed && before.everUp:
-		a.proxy.EngineLost()
 		a.warn("engine", "the engine stopped answering: "+a.engineDetail(h))
 		a.log.Warn(MsgEngineDown, KeyAddr, redactURL(a.cfg.EngineURL), KeyReason, a.engineDetail(h))
 	case !up && !before.everUp:

@@ -73,7 +73,8 @@ type flight struct {
 	lastAt  time.Time
 	steps   int // content events since the last sample
 
-	life       *life // of its attempt, which can be ended from outside; nil = not yet
+	life       *life  // of its attempt, which can be ended from outside; nil = not yet
+	watch      *watch // of the same
 	prev, next *flight
 }
 
@@ -95,21 +96,21 @@ func (a *account) start(f *flight, tokens int, now time.Time) {
 }
 
 // cutBy says how the attempt can be ended from outside.
-func (f *flight) cutBy(l *life) {
+func (f *flight) cutBy(l *life, w *watch) {
 	if f == nil {
 		return
 	}
 	f.a.mu.Lock()
-	f.life = l
+	f.life, f.watch = l, w
 	f.a.mu.Unlock()
 }
 
-// cutAll ends all attempts at our own engine; their exchanges go on elsewhere or end.
-func (a *account) cutAll(cause error) {
+// cutAll ends the attempts at our own engine that were silent for so long, 0 = all; their exchanges go on elsewhere or end.
+func (a *account) cutAll(cause error, silent time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock() // so that no life is used again for another request meanwhile
 	for f := a.flights; f != nil; f = f.next {
-		if f.life != nil {
+		if f.life != nil && (silent == 0 || f.watch.silence() >= silent) {
 			f.life.end(cause)
 		}
 	}
@@ -229,7 +230,7 @@ func (f *flight) done(now time.Time) {
 	if f.next != nil {
 		f.next.prev = f.prev
 	}
-	f.prev, f.next, f.life = nil, nil, nil
+	f.prev, f.next, f.life, f.watch = nil, nil, nil, nil
 	f.over = true
 }
 

@@ -160,6 +160,16 @@ func (s streamed) whole(t *testing.T, want streamed, what string) {
 	require.Equal(t, [3]int{want.prompt, want.output, want.total}, [3]int{s.prompt, s.output, s.total}, "usage "+what)
 }
 
+// continued is how many streams the first agent has had continued to their end.
+func (f *fleet) continued() (n uint64) {
+	for label, k := range f.metrics(0).Continues {
+		if strings.HasSuffix(label, " ok") {
+			n += k
+		}
+	}
+	return n
+}
+
 var continuable = map[string]string{
 	chatPath:          `{"model":"m","stream":true,"max_tokens":12,"stream_options":{"include_usage":true},"messages":[{"role":"user","content":"tell me"}]}`,
 	"/v1/completions": `{"prompt":"once upon <a> time","model":"m","stream":true,"max_tokens":12,"stream_options":{"include_usage":true}}`,
@@ -182,13 +192,7 @@ func TestContinueAfterEachEvent(t *testing.T) {
 								f.ask(path, body).whole(t, want, fmt.Sprintf("%s after %d in order %v", kind, after, order))
 							}
 							f.idle()
-							got := uint64(0)
-							for label, n := range f.metrics(0).Continues {
-								if strings.HasSuffix(label, " ok") {
-									got += n
-								}
-							}
-							require.EqualValues(t, 11, got, "each was continued: %v", f.metrics(0).Continues)
+							require.EqualValues(t, 11, f.continued(), "each was continued: %v", f.metrics(0).Continues)
 							f.end()
 							f.stop()
 						}
@@ -454,6 +458,37 @@ func TestContinueHangUp(t *testing.T) {
 			f.idle()
 			assert.Equal(t, outcomeCancel, f.lastPick().Outcome)
 			assert.EqualValues(t, 1, f.metrics(0).Continues["reset client_cancel"])
+			f.end()
+			f.stop()
+		})
+	}
+}
+
+// An engine that was declared dead loses what is silent there, before the limit for silence and whether or not content came;
+// streams that flow are left alone.
+func TestEngineLost(t *testing.T) {
+	for _, order := range [][]uint64{{1, 2}, {2, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newSimFleet(t, "vllm", 2, order, nil)
+			body := strings.Replace(continuable[chatPath], `"max_tokens":12`, `"max_tokens":600`, 1)
+			want := f.ask(chatPath, body)
+			p, sim := f.agents[order[0]-1], f.sims[order[0]-1]
+			for i := range 100 {
+				time.AfterFunc(time.Duration(i)*100*time.Millisecond, p.EngineLost)
+			}
+			f.ask(chatPath, body).whole(t, want, "flows")
+			assert.Zero(t, f.continued())
+
+			start := time.Now()
+			time.AfterFunc(200*time.Millisecond, func() { _ = sim.Inject(enginesim.Fault{Kind: "hang"}) })
+			time.AfterFunc(3*time.Second, p.EngineLost)
+			f.ask(chatPath, body).whole(t, want, "hangs behind content")
+			assert.EqualValues(t, 1, f.continued())
+			time.AfterFunc(3*time.Second, p.EngineLost)
+			f.ask(chatPath, body).whole(t, want, "hangs before content")
+			assert.Less(t, time.Since(start), 32*time.Second+2*3*time.Second)
+			sim.Clear("")
+			f.idle()
 			f.end()
 			f.stop()
 		})

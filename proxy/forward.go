@@ -221,7 +221,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 			return v, o
 		}
 	}
-	a.flight.cutBy(ctx)
+	a.flight.cutBy(ctx, w)
 	up := x.upstream(a)
 	sent := time.Now()
 	out := x.outgoing(a)

@@ -267,10 +267,14 @@ func (p *Proxy) Wait(ctx context.Context) error {
 
 // Empty takes everything away from our own engine, as at the end of the drain timeout: what other agents sent goes back to
 // them, what entered here goes on at a peer where it can.
-func (p *Proxy) Empty() { p.account.cutAll(errCauseDrain) }
+func (p *Proxy) Empty() { p.account.cutAll(errCauseDrain, 0) }
 
-// EngineLost ends everything at our own engine because it is dead or hangs: its entries replay or continue it elsewhere.
-func (p *Proxy) EngineLost() { p.account.cutAll(errCauseEngine) }
+// EngineLost ends what shows no progress at our own engine, because that is dead or hangs: the entries replay or continue it
+// elsewhere. An engine that lets nobody in may still finish its streams, so what flows is left alone: call it again.
+func (p *Proxy) EngineLost() { p.account.cutAll(errCauseEngine, lostAfter) }
+
+// lostAfter is how long a request at an engine that was declared dead must have been silent to be taken away.
+const lostAfter = 2 * time.Second
 
 // Cut ends all running exchanges, as at the end of the drain timeout: streams end with an error event and without
 // their final chunk, so that no client takes them for whole. It cannot be undone.

@@ -91,6 +91,14 @@ func (w *watch) arm(t, now time.Duration) {
 // progress says that the engine has just shown some.
 func (w *watch) progress() { w.last.Store(int64(time.Since(w.base))) }
 
+// silence is for how long the engine has shown no progress; 0 while we wait for the client.
+func (w *watch) silence() time.Duration {
+	if w.paused.Load() {
+		return 0
+	}
+	return time.Since(w.base) - time.Duration(w.last.Load())
+}
+
 // pause and resume frame a write to the client: a slow client is not a silent engine. The time that the write took
 // does not count as silence; what was written counts as progress only if it was (a comment is none).
 func (w *watch) pause() (at int64) {

@@ -37,6 +37,12 @@ func SlowStart(since time.Duration) float64 {
 	return min(1, max(rampLeast, float64(since)/float64(rampFor)))
 }
 
+// SlowStartShare returns the share of its load that our own replica takes at now, 0.1 … 1: by the time since it became
+// ready, and 1 once its first answers came in time or while more than half of the fleet starts.
+func (t *Table) SlowStartShare(now time.Time) float64 {
+	return t.self.ramp(t.self.view.Load(), t.snap.Load(), t.clock.tick(now))
+}
+
 // slowFactor returns how many times slower than predicted the replica is, against the median of peers; 1 = as they.
 func (p *Peer) slowFactor() float64 {
 	if f := p.slowness.Load(); f != 0 {
