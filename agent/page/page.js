@@ -1,17 +1,27 @@
-// Keeps the page live: the server renders its content again each second and sends it; nothing is computed here.
+// Keeps the page live: the server renders its content again each second and sends it; nothing is computed here. Only
+// sections that changed are replaced, and focus and scrolling stay where they were.
 "use strict";
 const content = document.getElementById("content");
 const live = document.getElementById("live");
-let scroll = 0;
 const source = new EventSource("events");
 source.addEventListener("content", (e) => {
-  const box = content.querySelector(".scroll");
-  const focused = box && document.activeElement === box;
-  scroll = box ? box.scrollLeft : scroll;
-  if (document.getSelection().isCollapsed === false) return; // somebody is copying
-  content.innerHTML = e.data;
-  const now = content.querySelector(".scroll");
-  if (now) { now.scrollLeft = scroll; if (focused) now.focus({ preventScroll: true }); }
   if (live.textContent !== "live") live.textContent = "live";
+  if (document.getSelection().isCollapsed === false) return; // somebody is copying
+  const fresh = document.createElement("template");
+  fresh.innerHTML = e.data;
+  const wanted = [...fresh.content.children];
+  for (const old of [...content.children]) if (!wanted.some((n) => n.id === old.id)) old.remove();
+  let before = content.firstElementChild;
+  for (const next of wanted) {
+    const old = document.getElementById(next.id);
+    if (!old) { content.insertBefore(next, before); continue; }
+    before = old.nextElementSibling;
+    if (old.isEqualNode(next)) continue;
+    const focus = old.contains(document.activeElement) ? document.activeElement.id : "";
+    const places = [...old.querySelectorAll(".scroll")].map((b) => [b.id, b.scrollLeft, b.scrollTop]);
+    old.replaceWith(next);
+    for (const [id, left, top] of places) { const b = document.getElementById(id); if (b) { b.scrollLeft = left; b.scrollTop = top; } }
+    if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+  }
 });
 source.onerror = () => { live.textContent = "connection lost; trying again"; };
