@@ -26,7 +26,7 @@ async function chat(clients, n) {
   const base = job.bases[n % job.bases.length]
   const stream = job.streams[Math.floor(n / job.bases.length) % job.streams.length]
   const [low, high] = job.max_tokens
-  const result = { n, base, stream, content: '', finish: null, error: null, first_ms: null }
+  const result = { n, base, stream, content: '', finish: null, error: null, opened: false, first_ms: null }
   const request = {
     model: job.model,
     messages: [{ role: 'user', content: `Node, request ${n}: count to ten.` }],
@@ -35,7 +35,9 @@ async function chat(clients, n) {
   const start = performance.now()
   try {
     if (stream) {
-      for await (const chunk of await clients[base].chat.completions.create({ ...request, stream: true, stream_options: { include_usage: true } })) {
+      const chunks = await clients[base].chat.completions.create({ ...request, stream: true, stream_options: { include_usage: true } })
+      result.opened = true // the head is here: from now on the package repeats nothing
+      for await (const chunk of chunks) {
         for (const choice of chunk.choices) {
           if (choice.delta.content) {
             result.first_ms ??= performance.now() - start

@@ -6,7 +6,7 @@
  "count": 10,               how many chats; 0: until stdin ends
  "concurrency": 4, "max_retries": 2}
 
-One JSON object per chat on stdout: {"n", "base", "stream", "content", "finish", "error", "first_ms", "total_ms"}.
+One JSON object per chat on stdout: {"n", "base", "stream", "content", "finish", "error", "opened", "first_ms", "total_ms"}.
 "error" is what the package raised, or null.
 """
 
@@ -44,7 +44,7 @@ def chat(clients, n):
     base = job["bases"][n % len(job["bases"])]
     stream = job["streams"][n // len(job["bases"]) % len(job["streams"])]
     low, high = job["max_tokens"]
-    result = {"n": n, "base": base, "stream": stream, "content": "", "finish": None, "error": None, "first_ms": None}
+    result = {"n": n, "base": base, "stream": stream, "content": "", "finish": None, "error": None, "opened": False, "first_ms": None}
     request = {
         "model": job["model"],
         "messages": [{"role": "user", "content": f"Python, request {n}: count to ten."}],
@@ -53,7 +53,9 @@ def chat(clients, n):
     start = time.monotonic()
     try:
         if stream:
-            for chunk in clients[base].chat.completions.create(**request, stream=True, stream_options={"include_usage": True}):
+            chunks = clients[base].chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
+            result["opened"] = True  # the head is here: from now on the package repeats nothing
+            for chunk in chunks:
                 for choice in chunk.choices:
                     if choice.delta.content:
                         result["first_ms"] = result["first_ms"] or 1000 * (time.monotonic() - start)

@@ -62,7 +62,7 @@ func TestKillAgent(t *testing.T) {
 }
 
 // kill -9 of the agent that clients are connected to: official clients with default retries, whose host name resolves to all
-// agents, get an answer to each request that had no content; streams with content raise.
+// agents, get an answer to each request that had no head of one; streams that had raise.
 func TestKillEntryAgent(t *testing.T) {
 	longOnly(t)
 	s := harness.New(t)

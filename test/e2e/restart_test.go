@@ -69,7 +69,7 @@ func named(agents []*harness.Agent, concurrency int) harness.Job {
 	}
 }
 
-// broken is what must hold for official clients' results where something was killed: whoever had no content got an answer,
+// broken is what must hold for official clients' results where something was killed: whoever had no answer yet got one,
 // and no cut stream looks whole.
 func broken(t *testing.T, o *harness.Official, results []harness.Result) (raised int) {
 	t.Helper()
@@ -78,7 +78,12 @@ func broken(t *testing.T, o *harness.Official, results []harness.Result) (raised
 		what := fmt.Sprintf("%s, request %d, stream %v, %d bytes of content, %.0f ms: %s", o.Language, r.N, r.Stream, len(r.Content), r.TotalMS, r.Error)
 		if r.Error != "" {
 			raised++
-			assert.NotEmpty(t, r.Content, "a request without content failed: %s", what)
+			// Between the head, which goes on as soon as the engine sends it (C02), and the first content lies the one
+			// window in which neither we (the agent is dead) nor the package (it has a head) can repeat.
+			assert.True(t, r.Opened || r.Content != "", "a request without an answer failed: %s", what)
+			if r.Content == "" {
+				t.Logf("head without content: %s", what)
+			}
 		} else {
 			assert.NotEmpty(t, r.Finish, "a cut answer looks whole: %s", what)
 		}

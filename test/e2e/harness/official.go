@@ -33,6 +33,7 @@ type Result struct {
 	Content string
 	Finish  string  // empty: none came
 	Error   string  // what the package raised; empty: nothing
+	Opened  bool    // a stream's head came; the packages repeat nothing from there on
 	FirstMS float64 `json:"first_ms"`
 	TotalMS float64 `json:"total_ms"`
 }
