@@ -1,0 +1,189 @@
+package hostile
+
+import (
+	"encoding/binary"
+	"encoding/xml"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/grapevine-lb/grapevine/proxy"
+)
+
+// stockFailures are what Go's own HTTP/2 server fails in h2spec 2.2.1 without TLS. The last two it refuses with 400 where
+// h2spec wants a reset; TestH2ConnectionFields shows that.
+var stockFailures = map[string]bool{
+	"http2/3.5: Sends invalid connection preface":                                                                   true,
+	"http2/4.2: Sends a large size HEADERS frame that exceeds the SETTINGS_MAX_FRAME_SIZE":                          true,
+	"http2/6.5.3: Sends multiple values of SETTINGS_INITIAL_WINDOW_SIZE":                                            true,
+	"http2/8.1.2.2: Sends a HEADERS frame that contains the connection-specific header field":                       true,
+	"http2/8.1.2.2: Sends a HEADERS frame that contains the TE header field with any value other than \"trailers\"": true,
+}
+
+// h2spec against the client listener without TLS: nothing fails that stock Go passes. h2spec 2.2.1 must be in the path.
+func TestH2Spec(t *testing.T) {
+	bin, err := exec.LookPath("h2spec")
+	if err != nil {
+		t.Skip("h2spec 2.2.1 is not in the path; .ci/run hostile installs it")
+	}
+	_, port, err := net.SplitHostPort(startGrapevine(t, newBackend(t)))
+	require.NoError(t, err)
+	report := filepath.Join(t.TempDir(), "report.xml")
+	said, _ := exec.Command(bin, "-h", "127.0.0.1", "-p", port, "-P", "/v1/thing", "-o", "4", "-j", report).CombinedOutput()
+	text, err := os.ReadFile(report)
+	require.NoError(t, err, "%s", said)
+	var doc struct {
+		Suites []struct {
+			Cases []struct {
+				Package string    `xml:"package,attr"`
+				Name    string    `xml:"classname,attr"`
+				Failure *struct{} `xml:"failure"`
+				Error   *struct{} `xml:"error"`
+			} `xml:"testcase"`
+		} `xml:"testsuite"`
+	}
+	require.NoError(t, xml.Unmarshal(text, &doc))
+	ran, failed := 0, 0
+	for _, s := range doc.Suites {
+		for _, c := range s.Cases {
+			if ran++; c.Failure == nil && c.Error == nil {
+				continue
+			}
+			failed++
+			assert.True(t, stockFailures[c.Package+": "+c.Name], "%s: %s", c.Package, c.Name)
+		}
+	}
+	assert.Equal(t, 145, ran)
+	t.Logf("%d of %d pass; stock Go passes 140", ran-failed, ran)
+}
+
+// h2conn speaks just enough HTTP/2 to be impolite.
+type h2conn struct {
+	net.Conn
+	t *testing.T
+}
+
+func dialH2(t *testing.T, addr string) *h2conn {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	h := &h2conn{c, t}
+	_, err = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+	require.NoError(t, err)
+	h.frame(4, 0, 0, nil)
+	return h
+}
+
+// frame writes one frame; errors are the server's right.
+func (h *h2conn) frame(kind, flags byte, stream uint32, payload []byte) {
+	_, _ = h.Write(appendFrame(nil, kind, flags, stream, payload))
+}
+
+func appendFrame(b []byte, kind, flags byte, stream uint32, payload []byte) []byte {
+	b = append(b, byte(len(payload)>>16), byte(len(payload)>>8), byte(len(payload)), kind, flags)
+	return append(binary.BigEndian.AppendUint32(b, stream), payload...)
+}
+
+// headers is a header block of literal fields.
+func headers(fields ...string) (b []byte) {
+	for i := 0; i < len(fields); i += 2 {
+		b = append(b, 0, byte(len(fields[i])))
+		b = append(append(b, fields[i]...), byte(len(fields[i+1])))
+		b = append(b, fields[i+1]...)
+	}
+	return b
+}
+
+func request(more ...string) []byte {
+	return headers(append([]string{":method", "GET", ":scheme", "http", ":path", "/v1/thing", ":authority", "llm.example"}, more...)...)
+}
+
+// answer reads until the stream is answered: the first byte of the header block (an indexed :status), or reset.
+func (h *h2conn) answer(stream uint32) (first byte, reset bool) {
+	h.t.Helper()
+	_ = h.SetReadDeadline(time.Now().Add(10 * time.Second))
+	var head [9]byte
+	for {
+		if _, err := io.ReadFull(h, head[:]); err != nil {
+			return 0, true
+		}
+		payload := make([]byte, int(head[0])<<16|int(head[1])<<8|int(head[2]))
+		if _, err := io.ReadFull(h, payload); err != nil {
+			return 0, true
+		}
+		switch {
+		case head[3] == 7: // GOAWAY
+			return 0, true
+		case binary.BigEndian.Uint32(head[5:]) != stream:
+		case head[3] == 3:
+			return 0, true
+		case head[3] == 1:
+			return payload[0], false
+		}
+	}
+}
+
+const (
+	status200 = 0x88 // HPACK's index of :status 200
+	status400 = 0x8c
+)
+
+// What h2spec's 8.1.2.2 #1 and #2 send is refused and never reaches the engine: fields of one connection, TE but trailers.
+func TestH2ConnectionFields(t *testing.T) {
+	b := newBackend(t)
+	addr := startGrapevine(t, b)
+	first, _ := dialH2With(t, addr, request("te", "trailers"))
+	assert.EqualValues(t, status200, first, "TE: trailers is allowed")
+	read := b.read.Load()
+	for _, f := range [][2]string{{"connection", "keep-alive"}, {"te", "trailers, deflate"}, {"te", "gzip"}, {"transfer-encoding", "chunked"},
+		{"upgrade", "websocket"}, {"keep-alive", "1"}, {"proxy-connection", "keep-alive"}} {
+		first, reset := dialH2With(t, addr, request(f[0], f[1]))
+		assert.True(t, reset || first == status400, "%s: %s gets %#x", f[0], f[1], first)
+	}
+	assert.Equal(t, read, b.read.Load())
+}
+
+func dialH2With(t *testing.T, addr string, block []byte) (byte, bool) {
+	t.Helper()
+	h := dialH2(t, addr)
+	h.frame(1, 5, 1, block) // END_STREAM and END_HEADERS
+	return h.answer(1)
+}
+
+// Rapid reset (CVE-2023-44487): 50,000 requests that are reset at once neither stop a good client nor stay under way.
+func TestH2RapidReset(t *testing.T) {
+	b := newBackend(t)
+	r := startProxy(t, b.addr, func(*proxy.Config) {})
+	for range 4 {
+		h := dialH2(t, r.addr)
+		go func() { _, _ = io.Copy(io.Discard, h) }()
+		block := request()
+		var out []byte
+		for i := range uint32(12_500) {
+			out = appendFrame(out, 1, 5, 2*i+1, block)
+			out = appendFrame(out, 3, 0, 2*i+1, []byte{0, 0, 0, 8})
+		}
+		go func() { _, _ = h.Write(out) }()
+	}
+	hc := &http.Client{Timeout: 20 * time.Second}
+	for range 20 {
+		begin := time.Now()
+		resp, err := hc.Post("http://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m"}`))
+		require.NoError(t, err)
+		_ = resp.Body.Close()
+		assert.Equal(t, 200, resp.StatusCode)
+		assert.Less(t, time.Since(begin), 10*time.Second)
+	}
+	assert.Eventually(t, func() bool { return r.proxy.Inflight() == 0 }, 20*time.Second, 20*time.Millisecond, "nothing stays under way")
+	t.Logf("the backend got %d of 50,000", b.read.Load()-20)
+}
