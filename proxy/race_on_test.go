@@ -2,4 +2,5 @@
 
 package proxy
 
-const raceOn = true
+// raceEnabled tells tests of allocations that pools forget at random.
+const raceEnabled = true

@@ -240,6 +240,9 @@ func TestHangUpReachesTheEngine(t *testing.T) {
 
 // Budgets of our own front, kernel and network apart: what a request may allocate, and nothing for a streamed event.
 func TestWireAllocations(t *testing.T) {
+	if raceEnabled {
+		t.Skip("pools forget at random under the race detector")
+	}
 	body := `{"id":"c","object":"chat.completion","model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]}`
 	reply := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	s, _ := onScript(t, func() ([]byte, error) { return reply, nil })
