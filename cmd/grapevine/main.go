@@ -32,7 +32,7 @@ func commands() []command {
 	return []command{
 		{"agent", "", "run the agent beside an engine (the default); all settings come from GRAPEVINE_ variables", runAgent},
 		{"demo", "[--duration 30s] [--replicas 4] [--slow 0.5] [--seed 1] [--json]", "a fleet of simulated engines with real agents in one process, against round robin", runDemo},
-		{"status", "[--url URL] [--json]", "what an agent knows about its replica and the others", runStatus},
+		{"status", "[--url URL] [--json | --quiet]", "what an agent knows about its replica and the others", runStatus},
 		{"top", "[--url URL] [--sort COLUMN] [--every 1s] [--once]", "the replicas, live; s sorts by another column, r turns the order, q ends", runTop},
 		{"explain", "[--url URL] [--json] [FILE | ID | --model M --tokens N]", "where a request would go now and why, or where a past one went", runExplain},
 		{"check", "[--json]", "try out what an agent with this environment needs: engine, GPU, ports, key, names, peers", runCheck},

@@ -49,6 +49,7 @@ func TestCommands(t *testing.T) {
 		{args: []string{"demo", "--slow", "NaN"}, code: 2, err: "--slow above 0"},
 		{args: []string{"status", "--url", "127.0.0.1:9"}, code: 1, err: "no agent answers at http://127.0.0.1:9"},
 		{env: []string{"GRAPEVINE_STATUS_LISTEN=nonsense"}, args: []string{"status"}, code: 2, err: `GRAPEVINE_STATUS_LISTEN="nonsense": must be host:port or :port`},
+		{args: []string{"status", "--quiet", "--url", "127.0.0.1:9"}, code: 1, err: "no agent answers"},
 		{args: []string{"drain", "--url", "127.0.0.1:9"}, code: 1, err: "no agent answers"},
 	} {
 		code, out, errOut := run(row.env, row.args...)

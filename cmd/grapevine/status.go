@@ -18,11 +18,16 @@ func runStatus(ctx context.Context, p *process, args []string) error {
 	f := p.flags("status")
 	url := f.String("url", "", "status listener of the agent (default: GRAPEVINE_STATUS_LISTEN on this host)")
 	asJSON := f.Bool("json", false, "print the agent's JSON as it is")
+	quiet := f.Bool("quiet", false, "print nothing; fail unless the replica is ready")
 	if err := p.parse(f, args); err != nil {
 		return err
 	}
 	c, err := newConsoleClient(*url, p.environ)
 	if err != nil {
+		return err
+	}
+	if *quiet {
+		_, err := c.do(ctx, http.MethodGet, "/readyz", 5*time.Second)
 		return err
 	}
 	b, err := c.do(ctx, http.MethodGet, "/status", 5*time.Second)
