@@ -2,5 +2,5 @@
 
 package proxy
 
-// raceEnabled tells tests of allocations that pools forget at random.
-const raceEnabled = false
+// raceOn tells tests of allocations that pools forget at random.
+const raceOn = false

@@ -2,5 +2,5 @@
 
 package proxy
 
-// raceEnabled tells tests of allocations that pools forget at random.
-const raceEnabled = true
+// raceOn tells tests of allocations that pools forget at random.
+const raceOn = true

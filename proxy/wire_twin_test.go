@@ -240,7 +240,7 @@ func TestHangUpReachesTheEngine(t *testing.T) {
 
 // Budgets of our own front, kernel and network apart: what a request may allocate, and nothing for a streamed event.
 func TestWireAllocations(t *testing.T) {
-	if raceEnabled {
+	if raceOn {
 		t.Skip("pools forget at random under the race detector")
 	}
 	body := `{"id":"c","object":"chat.completion","model":"fake","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"stop"}]}`
