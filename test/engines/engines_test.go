@@ -37,6 +37,7 @@ func agent(t *testing.T, s *harness.Stage, n int, engine string) *harness.Agent 
 
 // llama.cpp and a simulated vLLM, each behind an agent.
 func TestLlamaCpp(t *testing.T) {
+	longOnly(t)
 	s := harness.New(t).Size(2)
 	x := llama(t, s, 1)
 	fake := s.FakeEngine(2)
@@ -58,6 +59,7 @@ func TestLlamaCpp(t *testing.T) {
 
 // Another engine of another kind and with another model comes up where the first one was.
 func TestEngineReplaced(t *testing.T) {
+	longOnly(t)
 	s := harness.New(t).Size(1)
 	x := llama(t, s, 1)
 	x.agent = agent(t, s, 1, x.url)

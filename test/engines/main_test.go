@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var long = flag.Bool("long", false, "also test the engines that take minutes to start, and install what is missing")
+var long = flag.Bool("long", false, "test all engines, and install what is missing; without it one short test of llama.cpp, where that is installed")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
