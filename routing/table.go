@@ -85,6 +85,26 @@ func (t *Table) SetLive(live func() Live) { t.live.Store(&live) }
 func (t *Table) SetMember(m Member, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	p := t.setMember(m, now)
+	t.rebuild()
+	t.unpark(p, now)
+}
+
+// SetMembers does the same for many at once, for the cost of one.
+func (t *Table) SetMembers(all []Member, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, m := range all {
+		t.setMember(m, now)
+	}
+	t.rebuild()
+	for _, m := range all {
+		t.unpark(t.peers[m.Boot], now)
+	}
+}
+
+// setMember changes the member list; the lock is held.
+func (t *Table) setMember(m Member, now time.Time) *Peer {
 	at := t.clock.tick(now)
 	m.Self = m.Boot == t.self.boot
 	p := t.peers[m.Boot]
@@ -101,8 +121,7 @@ func (t *Table) SetMember(m Member, now time.Time) {
 	}
 	a, b := t.self.member.Load().Zone, m.Zone
 	p.elsewhere.Store(a != b && a != "" && b != "")
-	t.rebuild()
-	t.unpark(p, now)
+	return p
 }
 
 // RemoveMember forgets a member that left, failed or was reaped. Ourselves cannot be removed.

@@ -38,6 +38,7 @@ func commands() []command {
 		{"check", "[--json]", "try out what an agent with this environment needs: engine, GPU, ports, key, names, peers", runCheck},
 		{"mode", "[--url URL] [shadow | on]", "print the fleet's mode, or switch it: in shadow mode requests stay and only the picks are recorded", runMode},
 		{"drain", "[--url URL] [--no-wait]", "let an agent finish what it has and take nothing new", runDrain},
+		{"sim", "[--policy auto,exact] [--replicas 16] [--load 0.85 | --rate 60] [--find-replicas] [-h]", "how a policy does on a trace, or how many replicas a load needs, in virtual time", runSim},
 		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
 		{"completion", "bash | zsh | fish", "print a completion script for a shell", runCompletion},
 		{"keys", "[--url URL] list | install FILE | use ID | remove ID", "the gossip keys of an agent by their ids; a key comes from a file, or from standard input as -", runKeys},
