@@ -223,11 +223,11 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		if err != nil {
 			return fail(&ConfigError{Prefix + "TLS_CERT_FILE", a.cfg.TLSCertFile, err.Error()})
 		}
-		client.ln = tls.NewListener(client.ln, &tls.Config{GetCertificate: cert.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
+		client.ln = tls.NewListener(proxy.FastListener(client.ln), &tls.Config{GetCertificate: cert.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
 	}
 	peer.http = a.proxy.PeerServer(httpServer(a.peerHandler(a.proxy.PeerHandler()), a.log), pathPrefix)
 	if a.tls != nil {
-		peer.ln = tls.NewListener(a.tls.Listener(peer.ln), a.tls.ServerConfig(a.hasLeft, "h2", "http/1.1"))
+		peer.ln = tls.NewListener(a.tls.Listener(proxy.FastListener(peer.ln)), a.tls.ServerConfig(a.hasLeft, "h2", "http/1.1"))
 	}
 	status.http = httpServer(a.console().handler(), a.log)
 	close(a.listening)

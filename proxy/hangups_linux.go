@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"net"
 	"sync"
 	"syscall"
@@ -128,10 +127,7 @@ func (h *hangups) close() {
 
 // descriptor is a connection's file descriptor.
 func descriptor(nc net.Conn) (int32, bool) {
-	if t, ok := nc.(*tls.Conn); ok {
-		nc = t.NetConn()
-	}
-	sc, ok := nc.(syscall.Conn)
+	sc, ok := below(nc).(syscall.Conn)
 	if !ok {
 		return 0, false
 	}

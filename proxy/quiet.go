@@ -15,6 +15,32 @@ const (
 	waitClosed // ended or broken
 )
 
+// below is the connection under TLS and whatever else is wrapped around it.
+func below(nc net.Conn) net.Conn {
+	for {
+		w, ok := nc.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nc
+		}
+		nc = w.NetConn()
+	}
+}
+
+// FastListener accepts connections whose reads and writes cost less where that is possible (see sock). Server does this
+// by itself for plain connections; under TLS it must be done below.
+func FastListener(l net.Listener) net.Listener { return fastListener{l} }
+
+type fastListener struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l fastListener) Accept() (net.Conn, error) {
+	nc, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return fastConn(nc), nil
+}
+
 // quiet reports whether an idle connection can be used: still open, and nothing waits on it that nobody asked for.
 // Over TLS what waits may be a session ticket.
 func quiet(nc net.Conn) bool {

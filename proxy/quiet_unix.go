@@ -3,17 +3,13 @@
 package proxy
 
 import (
-	"crypto/tls"
 	"net"
 	"syscall"
 )
 
 // peekConn looks at what waits on a connection without taking it.
 func peekConn(nc net.Conn) waiting {
-	if t, is := nc.(*tls.Conn); is {
-		nc = t.NetConn()
-	}
-	sc, is := nc.(syscall.Conn)
+	sc, is := below(nc).(syscall.Conn)
 	if !is {
 		return waitUnknown
 	}
