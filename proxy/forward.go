@@ -52,7 +52,12 @@ func (x *exchange) try(d *routing.Decision) verdict {
 	a.end(o, time.Now())
 	x.leg = o
 	if v == verdictCut && o == routing.OutcomeReset && !x.content && !x.announced(a.peer) {
-		x.deaths++
+		switch {
+		case !a.prefilled():
+			x.deaths++
+		case x.p.deadly.blame(x.in.Target, x.body, time.Now()) >= deadlyBlames:
+			x.deaths = deadlyDeaths
+		}
 	}
 	x.attempt.Result = o.String()
 	if v == verdictMoved {
@@ -120,6 +125,14 @@ func (a *attempt) predicted(now time.Time) {
 		a.flight.predicted(now)
 	}
 	a.leave(now)
+}
+
+// prefilled reports whether the prefill is over, as far as can be told: an answer that is not streamed shows nothing, and is no
+// suspect when its replica dies long after.
+func (a *attempt) prefilled() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.first
 }
 
 func (a *attempt) leave(now time.Time) {

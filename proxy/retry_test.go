@@ -195,7 +195,7 @@ func TestDeadlyRequest(t *testing.T) {
 			es := []*scripted{engine(killer), engine(killer), engine(killer)}
 			f := newFleet(t, order, nil, es[0], es[1], es[2])
 			for range 2 {
-				resp, text, err := f.get(chatBody(false))
+				resp, text, err := f.get(chatBody(true))
 				require.NoError(t, err)
 				assert.Equal(t, 500, resp.StatusCode)
 				assert.Equal(t, "false", resp.Header.Get("X-Should-Retry"))
@@ -203,17 +203,34 @@ func TestDeadlyRequest(t *testing.T) {
 				assert.Contains(t, text, `"error"`)
 			}
 			assert.Equal(t, 2, es[0].count()+es[1].count()+es[2].count())
-			resp, _, err := f.get(strings.Replace(chatBody(false), "hello", "other", 1))
+			resp, _, err := f.get(strings.Replace(chatBody(true), "hello", "other", 1))
 			require.NoError(t, err)
 			assert.Equal(t, 500, resp.StatusCode, "another body is tried")
 			assert.Equal(t, 4, es[0].count()+es[1].count()+es[2].count())
 			time.Sleep(deadlyFor + time.Second)
-			_, _, err = f.get(chatBody(false))
+			_, _, err = f.get(chatBody(true))
 			require.NoError(t, err)
 			assert.Equal(t, 6, es[0].count()+es[1].count()+es[2].count(), "forgotten after a minute")
 			f.idle()
 		})
 	}
+}
+
+// An answer that is not streamed may be long past its prompt when its replica dies of something else: it takes four deaths,
+// over all requests of the body, before it is called deadly.
+func TestDeadlyUnseen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		killer := func(_ int, _ http.ResponseWriter, _ *http.Request) { time.Sleep(time.Second * 2); die() }
+		es := []*scripted{engine(killer), engine(killer), engine(killer)}
+		f := newFleet(t, []uint64{1, 2, 3}, nil, es[0], es[1], es[2])
+		for i, want := range []int{502, 500, 500} {
+			resp, _, err := f.get(chatBody(false))
+			require.NoError(t, err)
+			assert.Equal(t, want, resp.StatusCode, "request %d", i)
+		}
+		assert.Equal(t, 4, es[0].count()+es[1].count()+es[2].count())
+		f.idle()
+	})
 }
 
 // C36: a kept connection that died while idle is replaced without anybody noticing; each body runs once.
