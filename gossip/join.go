@@ -104,7 +104,7 @@ func (j *joiner) lookup(ctx context.Context, seed string) ([]string, error) {
 		return nil, fmt.Errorf("does not resolve: %w", err)
 	}
 	var out []string
-	for _, r := range recs {
+	for _, r := range recs[:min(len(recs), maxTargets)] {
 		as, lerr := j.lookupHost(ctx, strings.TrimSuffix(r.Target, "."), r.Port)
 		if lerr != nil {
 			err = lerr
@@ -127,11 +127,19 @@ func (j *joiner) lookupHost(ctx context.Context, host string, port uint16) ([]st
 		return nil, fmt.Errorf("does not resolve: %w", err)
 	}
 	out := make([]string, 0, len(as))
-	for _, a := range as {
-		out = append(out, netip.AddrPortFrom(a.Unmap(), port).String())
+	for _, a := range as[:min(len(as), maxAddrs)] {
+		if a = a.Unmap(); a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() { // who answers DNS may not make us dial at random
+			out = append(out, netip.AddrPortFrom(a, port).String())
+		}
 	}
 	return out, nil
 }
+
+// What is taken of one DNS answer, so that a wrong or hostile one costs a bounded number of connections.
+const (
+	maxAddrs   = 2048
+	maxTargets = 64
+)
 
 // run joins until ctx ends.
 func (j *joiner) run(ctx context.Context) {

@@ -3,7 +3,9 @@ package proxy
 import (
 	"encoding/json"
 	"net/http/httptest"
+	"net/url"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -128,4 +130,40 @@ func TestErrorEventIsOneWholeEvent(t *testing.T) {
 	assert.Equal(t, eventEnd|eventData|eventError, k.All)
 	assert.True(t, k.Boundary)
 	assert.Equal(t, "stream_broken", k.Error.Code)
+}
+
+// FuzzClassify: no spelling of an administrative path passes the client port. The twin cleans the path the way the laxest
+// engine would.
+func FuzzClassify(f *testing.F) {
+	for _, s := range []string{"/v1/chat/completions", "/sleep", "//sleep", "/v1/../sleep", "/%73leep", "/sleep/", "/v1/%2e%2e/sleep", "/sleep;x=1", "/./sleep",
+		"/slots/0", "/v1/models/a%2Fb", "/v1//chat//completions", "/..%2fsleep", "/v1/load_lora_adapter", "/a.b/c", "/v1/x/../load_lora_adapter"} {
+		f.Add("POST", s)
+	}
+	f.Fuzz(func(t *testing.T, method, path string) {
+		if !strings.HasPrefix(path, "/") {
+			return
+		}
+		c := classify(method, path)
+		if !c.passes(path, nil) {
+			return
+		}
+		clean := path
+		if u, err := url.PathUnescape(path); err == nil {
+			clean = u
+		}
+		var out []string
+		for s := range strings.SplitSeq(clean, "/") {
+			s, _, _ = strings.Cut(s, ";")
+			switch {
+			case s == "" || s == ".":
+			case s == "..":
+				out = out[:max(0, len(out)-1)]
+			default:
+				out = append(out, s)
+			}
+		}
+		if clean = "/" + strings.Join(out, "/"); adminExact[clean] {
+			t.Fatalf("%q passes as %s", path, c.Route)
+		}
+	})
 }
