@@ -27,4 +27,14 @@
 //
 // A Proxy is safe for concurrent use, and several live in one process. An exchange belongs to the goroutine that
 // serves its request; its timers only cancel contexts or move counters.
+//
+// # Cost
+//
+// HTTP/1.1 runs on connections of our own (wire_*.go), a goroutine for each, over the same core as net/http; elsewhere than
+// on Linux with plain calls. What dominated a streamed chunk was neither copying nor parsing but the scheduler: a read or
+// write that says that it enters the kernel wakes the runtime's monitor thread on a lightly loaded agent. The calls of
+// [FastListener]'s connections do not say so, and waiting stays with Go's poller; that took a quarter of a chunk's CPU away.
+// An event loop of our own for established streams was not built. Exchanges, heads and answers lie in memory that is used
+// again, a silent stream holds no buffer, and one timer serves an exchange after another. `go run ./test/bench proxy`
+// measures all this beside nginx, HAProxy and Envoy.
 package proxy
