@@ -125,6 +125,7 @@ type Proxy struct {
 	askers     askers
 	stealWake  chan struct{}
 	othersHold atomic.Bool // by a record, since we looked last
+	hearing    atomic.Bool // the answer to a pull of ours is being read
 	owners     owners
 	account    account
 	gate       gate

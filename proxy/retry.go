@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/grapevine-lb/grapevine/internal/guard"
 )
 
 // verdict is what an attempt at one replica came to, and with it what may be done next (design 6.7).
@@ -72,7 +74,7 @@ func (s *retryState) allow(v verdict, idempotent bool, b *retryBudget, now time.
 			return reason, true
 		}
 	case verdictCut, verdictError:
-		if s.freeCut {
+		if s.freeCut && !guard.Replay.Off() {
 			return "", false // a replay happens once
 		}
 		s.freeCut = true

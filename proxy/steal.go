@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/internal/guard"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -34,9 +35,13 @@ type StealCounts struct {
 	Moved               uint64 // requests that entered here and went on to another replica while held
 }
 
-// Wake makes an idle agent look whether another one holds requests. Call it when a record shows that.
+// Wake makes an idle agent look whether another one holds requests. Call it when a record shows that. The record that
+// comes with the answer to a pull wakes nobody: a victim with nothing to give would be asked again at once, for ever.
 func (p *Proxy) Wake() {
 	p.othersHold.Store(true)
+	if p.hearing.Load() {
+		return
+	}
 	p.lookAround()
 }
 
@@ -146,7 +151,9 @@ func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) 
 	given = f.u8() == 1
 	tokens := int(f.u32())
 	if len(f.b) > 0 && p.cfg.OnRecord != nil {
+		p.hearing.Store(true)
 		p.cfg.OnRecord(victim.Boot(), f.b)
+		p.hearing.Store(false)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -211,6 +218,13 @@ func (g *gate) give(t *routing.Table, thief *routing.Peer, id uint64, s routing.
 	})
 	if taken == nil {
 		return 0
+	}
+	if guard.Claim.Off() {
+		select {
+		case taken.ready <- leave{how: leftStolen, thief: thief.Boot(), ticket: id}:
+		default:
+		}
+		return tokens
 	}
 	g.queue.remove(taken)
 	g.metrics.stolen.Add(1)

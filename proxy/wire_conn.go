@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/internal/guard"
 	"github.com/grapevine-lb/grapevine/proxy/h1"
 )
 
@@ -351,7 +352,7 @@ func (c *wireServerConn) hungUp() {
 	c.ended = true
 	l := c.life
 	c.mu.Unlock()
-	if l != nil {
+	if l != nil && !guard.HangUp.Off() {
 		l.end(errClientGone)
 	}
 }

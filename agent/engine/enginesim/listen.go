@@ -78,11 +78,15 @@ func (s *Server) ListenAndServe(ctx context.Context, network, address string, re
 
 // listen listens, and tries again for a second if the address is in use: the old listener may just be closing.
 func (s *Server) listen(ctx context.Context, network, address string) (net.Listener, error) {
+	open := s.cfg.Listen
+	if open == nil {
+		open = new(net.ListenConfig).Listen
+	}
 	for try := 0; ; try++ {
 		if network == "unix" {
 			_ = os.Remove(address) // left by a killed process
 		}
-		l, err := new(net.ListenConfig).Listen(ctx, network, address)
+		l, err := open(ctx, network, address)
 		if err == nil || !errors.Is(err, syscall.EADDRINUSE) || try == 20 {
 			return l, err
 		}

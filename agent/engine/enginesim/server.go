@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,9 @@ type ServerConfig struct {
 	Journal     io.Writer     // gets a JSON line at the start and at the end of each run, so that it survives a kill
 	JournalSize int           // runs kept for GET /journal; default 100,000
 	OnDie       func()        // called when a fault kills the engine, before anything is cleaned up: a process exits here. It must not call the server
+
+	// Listen replaces the network under ListenAndServe, for tests.
+	Listen func(ctx context.Context, network, address string) (net.Listener, error)
 }
 
 // Server is an engine behind HTTP. Make it with NewServer, run [Server.Run], and serve it with any http.Server or, so that
