@@ -196,10 +196,15 @@ func (b *digestBook) wantsRestore() bool {
 	return !b.restored && b.start != 0
 }
 
-// restoreDigest asks the others for the digest of the agent that was at our address before, and takes it if the engine
-// is still the same process.
+// restoreDigest asks some others for the digest of the agent that was at our address before, and takes the longest if the
+// engine is still the same process.
 func (a *Agent) restoreDigest(ctx context.Context) {
 	b := &a.digests
+	var best []uint32
+	from := ""
+	b.mu.Lock()
+	own := b.start
+	b.mu.Unlock()
 	for i, p := range a.table.Snapshot().Peers() {
 		if p.Self() || i > maxAsks {
 			continue
@@ -210,20 +215,23 @@ func (a *Agent) restoreDigest(ctx context.Context) {
 		}
 		start := math.Float64frombits(binary.LittleEndian.Uint64(reply))
 		_, _, blocks, err := routing.DecodeDigest(reply[8:])
-		b.mu.Lock()
-		ok := err == nil && len(blocks) > 0 && start == b.start && !b.restored
-		b.restored = b.restored || ok
-		b.mu.Unlock()
-		if ok {
-			b.own.Restore(blocks)
-			// So many changes would take their time as deltas: without them the others see a gap and fetch the whole.
-			for more := true; more; {
-				_, more = b.own.Delta(a.boot, routing.DeltaMax)
-			}
-			a.log.Info("own prefix digest taken back", KeyMember, p.Member().Node, "blocks", len(blocks))
-			return
+		if err == nil && start == own && len(blocks) > len(best) {
+			best, from = blocks, p.Member().Node
 		}
 	}
+	b.mu.Lock()
+	ok := len(best) > 0 && own == b.start && !b.restored
+	b.restored = b.restored || ok
+	b.mu.Unlock()
+	if !ok {
+		return
+	}
+	b.own.Restore(best)
+	// So many changes would take their time as deltas: without them the others see a gap and fetch the whole.
+	for more := true; more; {
+		_, more = b.own.Delta(a.boot, routing.DeltaMax)
+	}
+	a.log.Info("own prefix digest taken back", KeyMember, from, "blocks", len(best))
 }
 
 // answerDigest answers with the start of the engine, Unix seconds f64, and a whole digest: our own, or, if the question
