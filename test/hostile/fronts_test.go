@@ -57,6 +57,7 @@ func startGrapevine(t *testing.T, b *backend) string {
 type running struct {
 	addr  string
 	proxy *proxy.Proxy
+	table *routing.Table
 }
 
 func startProxy(t *testing.T, engine string, tune func(*proxy.Config)) running {
@@ -75,7 +76,7 @@ func startProxy(t *testing.T, engine string, tune func(*proxy.Config)) running {
 	s := p.ClientServer(proxy.NewServer(p.ClientHandler(), nil, nil))
 	go func() { _ = s.Serve(ln) }()
 	t.Cleanup(func() { _ = s.Close() })
-	return running{ln.Addr().String(), p}
+	return running{ln.Addr().String(), p, table}
 }
 
 func startNetHTTP(t *testing.T, b *backend) string {

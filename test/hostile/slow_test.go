@@ -5,11 +5,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/grapevine-lb/grapevine/proxy"
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // p99Of sends n small requests one after the other, each on a connection that is kept, and returns the 99th percentile.
@@ -171,4 +174,105 @@ func TestC17C18BothLengths(t *testing.T) {
 		assert.True(t, o.closed, name)
 		assert.Zero(t, o.read, name)
 	}
+}
+
+// Readers that read nothing of a long answer (1,000 with -long, else 150) do not slow a good client, and cost bounded memory.
+func TestStalledReaders(t *testing.T) {
+	n := 150
+	if *long {
+		n = 1000
+	}
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path != "/v1/endless" {
+			_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"ok"},"finish_reason":"stop"}]}`)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		piece := []byte("data: " + strings.Repeat("x", 16<<10) + "\n\n")
+		for r.Context().Err() == nil {
+			if _, err := w.Write(piece); err != nil {
+				return
+			}
+		}
+	}))
+	r := startProxy(t, strings.TrimPrefix(engine.URL, "http://"), func(*proxy.Config) {})
+	p99Of(t, r.addr, 50)
+	calm := p99Of(t, r.addr, 300)
+	before := memory()
+	conns := make([]net.Conn, 0, n)
+	for range n {
+		c, err := net.Dial("tcp", r.addr)
+		require.NoError(t, err)
+		_ = c.(*net.TCPConn).SetReadBuffer(4 << 10)
+		conns = append(conns, c)
+		_, err = io.WriteString(c, "POST /v1/endless HTTP/1.1\r\nHost: a\r\nContent-Length: 13\r\n\r\n{\"model\":\"m\"}")
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return r.proxy.Inflight() == n }, 30*time.Second, 20*time.Millisecond)
+	time.Sleep(time.Second) // until all are stuck
+	under := p99Of(t, r.addr, 300)
+	grown := memory() - before
+	for _, c := range conns {
+		_ = c.Close()
+	}
+	assert.Eventually(t, func() bool { return r.proxy.Inflight() == 0 }, 30*time.Second, 20*time.Millisecond, "their hang-up ends all")
+	engine.Close()
+	t.Logf("%d stalled readers: p99 %v calm, %v under them; heap grown by %d KiB, the engine's side in it", n, calm, under, grown>>10)
+	assert.Less(t, under, max(2*calm, 150*time.Millisecond), "calm p99 %v", calm)
+	assert.Less(t, grown, int64(n)*256<<10)
+}
+
+// A member that lies about its load, idle for ever and faster than any, and answers with errors, gets no more than the few
+// requests that show what it is.
+func TestLiarGetsLittle(t *testing.T) {
+	var lied atomic.Int32
+	liar := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			lied.Add(1)
+		}
+		w.WriteHeader(http.StatusInternalServerError)
+	}))
+	defer liar.Close()
+	b := newBackend(t)
+	r := startProxy(t, b.addr, func(c *proxy.Config) {
+		policy, err := routing.NewPolicy("auto")
+		require.NoError(t, err)
+		c.Policy = policy
+		now := time.Now()
+		c.Table.SetMember(routing.Member{Boot: 66, Node: "liar", Addr: strings.TrimPrefix(liar.URL, "http://"), Version: 1}, now)
+		c.Table.SetModels(66, []routing.Model{{ID: "m"}}, 0, now)
+		// Ourselves honest and busy, so that the lie tempts.
+		c.Table.Update(routing.Report{Boot: 1, Seq: 2, State: routing.StateReady, Running: routing.Some(8), Waiting: routing.Some(4), PendingTokens: routing.Some(50_000),
+			PrefillRate: routing.Some(5000.)}, now)
+	})
+	table := r.table
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { // it repeats its lie 10 times a second
+		for seq := uint32(1); ; seq++ {
+			table.Update(routing.Report{Boot: 66, Seq: seq, State: routing.StateReady, Running: routing.Some(0), Waiting: routing.Some(0), PendingTokens: routing.Some(0),
+				PrefillRate: routing.Some(1e9), Weight: routing.Some(255.)}, time.Now())
+			select {
+			case <-stop:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+	hc := &http.Client{Timeout: 30 * time.Second}
+	bad := 0
+	for range 300 {
+		resp, err := hc.Post("http://"+r.addr+"/v1/chat/completions", "application/json", strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"x"}]}`))
+		require.NoError(t, err)
+		if _ = resp.Body.Close(); resp.StatusCode != 200 {
+			bad++
+		}
+	}
+	close(stop)
+	wg.Wait()
+	t.Logf("the liar got %d of 300 requests, %d failed", lied.Load(), bad)
+	assert.NotZero(t, lied.Load(), "it was believed at first")
+	assert.LessOrEqual(t, lied.Load(), int32(15))
+	assert.LessOrEqual(t, bad, 15)
 }
