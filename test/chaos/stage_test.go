@@ -82,14 +82,14 @@ func (f *fleet) run(groups []*group, breaks, heals func()) *result {
 	f.t.Helper()
 	f.load = startLoad(groups...)
 	defer f.load.stop()
-	time.Sleep(dur(3 * time.Second))
+	time.Sleep(dur(2 * time.Second))
 	f.broke = time.Now()
 	breaks()
 	f.healed = time.Now()
 	if heals != nil {
 		heals()
 	}
-	time.Sleep(dur(6 * time.Second))
+	time.Sleep(dur(4 * time.Second))
 	r := &result{f: f, replies: f.load.end()}
 	r.judge()
 	return r
@@ -181,7 +181,7 @@ func (r *result) judge() {
 	r.twice, r.orphans = twice(f.s.Runs(), f.stopped)
 	// What was whole must be, to the character, what an undisturbed engine says. Asking for all would take too long.
 	checked := 0
-	for i := len(r.replies) - 1; i >= 0 && checked < 400; i-- {
+	for i := len(r.replies) - 1; i >= 0 && checked < 200; i-- {
 		q := r.replies[i]
 		if q.err != nil || q.start.Add(q.total).Before(f.broke) {
 			continue
