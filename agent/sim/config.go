@@ -248,3 +248,23 @@ func Capacity(p enginesim.Params, t *Trace) float64 {
 	}
 	return enginesim.Capacity(p, jobs)
 }
+
+// Profile returns the engine of a name that enginesim knows, or of three figures "RATE,STEP,SLOTS": prefill tokens/s,
+// duration of a decode step, and requests at once, such as 10000,20ms,32.
+func Profile(name string) (enginesim.Params, error) {
+	p := strings.Split(name, ",")
+	if len(p) == 1 {
+		return enginesim.Profile(name)
+	}
+	bad := fmt.Errorf("profile %q: a name, or prefill tokens/s, decode step, slots, such as 10000,20ms,32", name)
+	if len(p) != 3 {
+		return enginesim.Params{}, bad
+	}
+	rate, err1 := strconv.ParseFloat(p[0], 64)
+	step, err2 := time.ParseDuration(p[1])
+	slots, err3 := strconv.Atoi(p[2])
+	if err := errors.Join(err1, err2, err3); err != nil || !(rate >= 1 && rate <= 1e9) || step <= 0 || slots < 1 || slots > 1<<20 {
+		return enginesim.Params{}, bad
+	}
+	return enginesim.Rates(rate, step, slots), nil
+}

@@ -51,9 +51,9 @@ func (t *Trace) agents(rnd *rand.Rand) {
 			system[a] = append(system[a], mix(uint64(a)<<32|uint64(b)))
 		}
 	}
-	open := make([]*session, 60)
+	open := make([]*session, 600) // so many that a session pauses for seconds even when 16 replicas share them
 	next := uint64(1 << 48)
-	for i := range 10_000 {
+	for i := range 20_000 {
 		k := rnd.IntN(len(open))
 		s := open[k]
 		if s == nil {

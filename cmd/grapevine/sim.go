@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/grapevine-lb/grapevine/agent/engine/enginesim"
 	"github.com/grapevine-lb/grapevine/agent/sim"
 )
 
@@ -117,7 +116,7 @@ func (s *simFlags) config() (sim.Config, error) {
 	if err != nil {
 		return c, err
 	}
-	if c.Engine, err = simProfile(s.profile); err != nil {
+	if c.Engine, err = sim.Profile(s.profile); err != nil {
 		return c, err
 	}
 	for _, v := range strings.Split(s.speeds, ",") {
@@ -172,23 +171,6 @@ func (s *simFlags) config() (sim.Config, error) {
 		}
 	}
 	return c, nil
-}
-
-func simProfile(name string) (enginesim.Params, error) {
-	p := strings.Split(name, ",")
-	if len(p) == 1 {
-		return enginesim.Profile(name)
-	}
-	if len(p) != 3 {
-		return enginesim.Params{}, fmt.Errorf("--profile %q: a name, or prefill tokens/s, decode step, slots", name)
-	}
-	rate, err1 := strconv.ParseFloat(p[0], 64)
-	step, err2 := time.ParseDuration(p[1])
-	slots, err3 := strconv.Atoi(p[2])
-	if err1 != nil || err2 != nil || err3 != nil || !(rate > 0) || step <= 0 || slots < 1 {
-		return enginesim.Params{}, fmt.Errorf("--profile %q: prefill tokens/s, decode step, slots, such as 10000,20ms,32", name)
-	}
-	return enginesim.Rates(rate, step, slots), nil
 }
 
 func outage(name, v string) (o sim.Outage, err error) {
