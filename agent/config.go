@@ -66,11 +66,12 @@ type Config struct {
 	PeerTLSKeyFile  string `env:"PEER_TLS_KEY_FILE" is:"file" doc:"Key (PEM) of the certificate between agents."`
 	PeerTLSCAFile   string `env:"PEER_TLS_CA_FILE" is:"file" doc:"Authorities (PEM) of the certificates between agents."`
 
-	StatusToken     string `env:"STATUS_TOKEN" is:"text" secret:"true" doc:"Bearer token that permits changes (drain) from beyond loopback."`
-	StatusTokenFile string `env:"STATUS_TOKEN_FILE" is:"file" doc:"File that holds the value of GRAPEVINE_STATUS_TOKEN."`
-	LogLevel        string `env:"LOG_LEVEL" envDefault:"info" is:"one of debug, info, warn, error" doc:"Least level that is logged."`
-	LogFormat       string `env:"LOG_FORMAT" envDefault:"text" is:"one of text, json" doc:"Format of the log on standard error."`
-	OTLPEndpoint    string `env:"OTLP_ENDPOINT" is:"url" later:"traces" doc:"OpenTelemetry collector for traces."`
+	StatusToken     string  `env:"STATUS_TOKEN" is:"text" secret:"true" doc:"Bearer token that permits changes (drain) from beyond loopback."`
+	StatusTokenFile string  `env:"STATUS_TOKEN_FILE" is:"file" doc:"File that holds the value of GRAPEVINE_STATUS_TOKEN."`
+	LogLevel        string  `env:"LOG_LEVEL" envDefault:"info" is:"one of debug, info, warn, error" doc:"Least level that is logged."`
+	AccessLog       float64 `env:"ACCESS_LOG" envDefault:"0" is:"float 0..1" doc:"Share of the requests that are logged, one line each, when they end; above 0 those that failed always are. Never with prompts or keys."`
+	LogFormat       string  `env:"LOG_FORMAT" envDefault:"text" is:"one of text, json" doc:"Format of the log on standard error."`
+	OTLPEndpoint    string  `env:"OTLP_ENDPOINT" is:"url" later:"traces" doc:"OpenTelemetry collector for traces."`
 
 	// Warnings are what ConfigFromEnv noticed and went on with: unknown variables, variables without effect.
 	Warnings []string `env:"-"`

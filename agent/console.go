@@ -48,6 +48,7 @@ func (c *console) handler() http.Handler {
 	mux.HandleFunc("GET /events", c.events)
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.status()) })
 	mux.HandleFunc("GET /picks", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.picks(r.FormValue("id"))) })
+	c.debug(mux)
 	mux.HandleFunc("POST /mode", c.change(c.setMode))
 	mux.HandleFunc("GET /explain", c.explainNumbers)
 	mux.HandleFunc("POST /explain", c.change(c.explainBody))

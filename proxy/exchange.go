@@ -533,8 +533,8 @@ func (x *exchange) account() {
 		r.TTFTMS = ms(x.firstAt.Sub(x.arrived))
 	}
 	x.p.picks.add(r)
-	if x.log.Enabled(x.ctx, slog.LevelDebug) {
-		x.log.Debug("request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
+	if level, ok := x.logged(); ok {
+		x.log.Log(x.ctx, level, "request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
 			"status", r.Status, "attempts", len(r.Attempts), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)
 	}
 }

@@ -106,6 +106,9 @@ type Config struct {
 	// std sends by net/http: the twin in tests of our own HTTP/1.1.
 	std bool
 
+	// AccessLog is the share of requests, 0..1, that become lines of level info; those that failed do whenever it is above 0.
+	AccessLog float64
+
 	Logger *slog.Logger // nil = discard
 	Seed   uint64       // of the random choices; 0 = random
 }
