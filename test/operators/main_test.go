@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,10 +20,18 @@ import (
 
 	"github.com/grapevine-lb/grapevine/agent"
 	"github.com/grapevine-lb/grapevine/agent/engine/enginesim"
+	"github.com/grapevine-lb/grapevine/test/e2e/harness"
 	"github.com/stretchr/testify/require"
 )
 
 var long = flag.Bool("long", false, "also run what takes long")
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	code := m.Run()
+	harness.RemoveBinaries()
+	os.Exit(code)
+}
 
 // needLong skips what takes long.
 func needLong(t *testing.T) {
@@ -99,11 +108,15 @@ func (f *fleet) status(i int) string { return "http://" + f.agents[i].Addresses(
 
 // chat streams one chat and returns when its first content came.
 func chat(ctx context.Context, hc *http.Client, base string, promptTokens, maxTokens, seed int) (first time.Duration, err error) {
+	return chatModel(ctx, hc, base, "sim", promptTokens, maxTokens, seed)
+}
+
+func chatModel(ctx context.Context, hc *http.Client, base, model string, promptTokens, maxTokens, seed int) (first time.Duration, err error) {
 	var prompt strings.Builder
 	for n := 0; prompt.Len() < 4*promptTokens; n++ {
 		fmt.Fprintf(&prompt, "w%d.%d ", seed, n)
 	}
-	body := fmt.Sprintf(`{"model":"sim","stream":true,"max_tokens":%d,"ignore_eos":true,"messages":[{"role":"user","content":%q}]}`, maxTokens, prompt.String())
+	body := fmt.Sprintf(`{"model":%q,"stream":true,"max_tokens":%d,"ignore_eos":true,"messages":[{"role":"user","content":%q}]}`, model, maxTokens, prompt.String())
 	start := time.Now()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", bytes.NewReader([]byte(body)))
 	if err != nil {
