@@ -160,8 +160,8 @@ func dialH2With(t *testing.T, addr string, block []byte) (byte, bool) {
 	return h.answer(1)
 }
 
-// Rapid reset (CVE-2023-44487): 50,000 requests that are reset at once neither stop a good client nor stay under way.
-func TestH2RapidReset(t *testing.T) {
+// C42, rapid reset (CVE-2023-44487): 50,000 requests that are reset at once neither stop a good client nor stay under way.
+func TestC42RapidReset(t *testing.T) {
 	b := newBackend(t)
 	r := startProxy(t, b.addr, func(*proxy.Config) {})
 	for range 4 {

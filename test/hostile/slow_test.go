@@ -223,7 +223,7 @@ func TestStalledReaders(t *testing.T) {
 	assert.Less(t, grown, int64(n)*256<<10)
 }
 
-// A member that lies about its load, idle for ever and faster than any, and answers with errors, gets no more than the few
+// C49: a member that lies about its load, idle for ever and faster than any, and answers with errors, gets no more than the few
 // requests that show what it is.
 func TestLiarGetsLittle(t *testing.T) {
 	var lied atomic.Int32
