@@ -74,7 +74,7 @@ var arrows = map[string][]string{
 	"agent":                  {"agent/engine", "gossip", "gpu", "proxy", "proxy/h1", "proxy/peertls", "routing", "github.com/caarlos0/env/v11", "github.com/hashicorp/memberlist", "github.com/prometheus"},
 	"agent/demo":             {"agent", "agent/engine/enginesim", "gossip", "proxy", "routing"},
 	"agent/sim":              {"agent/engine/enginesim", "routing"},
-	"cmd/grapevine":          {"agent", "agent/demo", "agent/sim", "routing", "github.com/caarlos0/env/v11"},
+	"cmd/grapevine":          {"agent", "agent/demo", "agent/sim", "gossip", "proxy", "routing", "github.com/caarlos0/env/v11", "golang.org/x/term"},
 	"test":                   {"agent", "agent/engine/enginesim", "gossip", "routing", "test", "github.com/stretchr/testify"},
 }
 
