@@ -133,6 +133,7 @@ var requirements = map[string]string{
 	"github.com/prometheus/client_model": "the types that prometheus/common reads into",
 	"github.com/prometheus/common":       "reads and writes the metrics format",
 	"github.com/stretchr/testify":        "tests only",
+	"golang.org/x/term":                  "raw mode and size of a terminal, for grapevine top",
 }
 
 func TestDirectRequirements(t *testing.T) {
