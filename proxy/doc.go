@@ -17,6 +17,15 @@
 // can be put beside it. Work for our own engine, of both roles, passes through one place, exchange.try, where counts
 // go up before and down after it, once each on every path.
 //
+// # Choosing together
+//
+// Agents put small questions to each other over one upgraded connection each (questions.go, package link): the exact
+// score of a request before it is sent (ask.go, 5 ms at most), a held request to pull (steal.go), the maker of a stored
+// object (owners.go). A request for our own engine waits at its gate (gate.go, hold.go) while the engine could not start
+// it; there it is one claim, and whoever takes it out of the queue owns what happens next. On the exchange between agents
+// interim heads say held and started, and the answer "moved" names the thief and its ticket (stage.go). The entry agent
+// owns the request to its end.
+//
 // # What the client may have got
 //
 // An event stream is passed on in whole events (sift.go). Until the first content a broken attempt is replayed once
