@@ -3,6 +3,7 @@ package faultsim
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -41,7 +42,7 @@ func (a *answer) outcome() string {
 	case a.status >= 400 && a.errBody != "":
 		return "error"
 	case a.errBody != "":
-		return "broken off with an error event"
+		return "broken off"
 	case a.entry < 0:
 		return "nobody listens"
 	}
@@ -83,8 +84,48 @@ func (f *fleet) checkAnswers(answers []*answer) {
 				f.violation("%s: the text is no beginning of the uninterrupted one\n   got  %q\n   want %q", q.id, a.text, want)
 			}
 		}
+		f.checkWaits(a)
 		if q.deadline > 0 && a.gaveUp.IsZero() && a.ended.Sub(a.began) > q.deadline+100*time.Millisecond && !f.stalled(a.began, a.ended) {
 			f.violation("%s: ended %v after its arrival, its deadline was %v", q.id, a.ended.Sub(a.began), q.deadline)
+		}
+	}
+}
+
+// cause is why a request got an error, for the counts.
+func (a *answer) cause() string {
+	var e struct{ Error struct{ Code any } }
+	_ = json.Unmarshal([]byte(a.errBody), &e)
+	if a.reason != "" {
+		return fmt.Sprintf("%s: %s", a.outcome(), a.reason)
+	}
+	return fmt.Sprintf("%s: %d %v", a.outcome(), a.status, e.Error.Code)
+}
+
+// Longest waits that the agents' limits allow where the network works: an attempt may wait for the gate and then for its
+// first byte, there are three attempts, and pauses between them.
+const (
+	firstMost = 3*(queueFor+firstByte) + 2*time.Second
+	gapMost   = idle + 3*(queueFor+idle) + 2*time.Second
+)
+
+// checkWaits looks whether something waited past its limit.
+func (f *fleet) checkWaits(a *answer) {
+	if a.q.slow > 0 || !a.gaveUp.IsZero() || f.disturbed(a.began.Add(-keepalive), a.ended) {
+		return
+	}
+	first := a.ended.Sub(a.began)
+	if !a.firstAt.IsZero() {
+		first = a.firstAt.Sub(a.began)
+		gap := max(a.gap, a.ended.Sub(a.lastAt))
+		f.longest["gap"] = max(f.longest["gap"], gap)
+		if gap > gapMost {
+			f.violation("%s: %v of silence in a stream", a.q.id, gap)
+		}
+	}
+	if a.q.stream || a.status != 200 {
+		f.longest["first"] = max(f.longest["first"], first)
+		if first > firstMost {
+			f.violation("%s: %v without a byte", a.q.id, first)
 		}
 	}
 }

@@ -25,12 +25,15 @@ type answer struct {
 	reason  string // x-grapevine-reason
 	retry   string
 	text    string
-	errBody string // an error object, in the body or in an event
-	whole   bool   // it ended as a whole answer does
-	err     error  // of the connection
-	odd     string // something that no answer may have
-	used    int    // completion_tokens; -1 = not told
-	late    bool   // it never ended
+	errBody string        // an error object, in the body or in an event
+	whole   bool          // it ended as a whole answer does
+	err     error         // of the connection
+	odd     string        // something that no answer may have
+	used    int           // completion_tokens; -1 = not told
+	late    bool          // it never ended
+	firstAt time.Time     // its first content came
+	gap     time.Duration // longest time between two events with content
+	lastAt  time.Time
 }
 
 func (q *request) path() string {
@@ -201,6 +204,9 @@ func (a *answer) readStream(body io.Reader) {
 			a.used = e.Usage.Completion
 		}
 		for _, c := range e.Choices {
+			if c.Text != "" || c.Delta != nil && c.Delta.Content != "" {
+				a.content()
+			}
 			if finishes > 0 && (c.Text != "" || c.Delta != nil && c.Delta.Content != "") {
 				a.odd = "content behind the finish reason"
 			}
@@ -231,6 +237,20 @@ func (a *answer) readStream(body io.Reader) {
 		a.odd = fmt.Sprintf("%d roles", roles)
 	case a.err == nil && !a.whole:
 		a.odd = fmt.Sprintf("a clean end without a whole answer: finish %d, done %d, error %q", finishes, dones, a.errBody)
+	}
+}
+
+// content notes that some came.
+func (a *answer) content() {
+	now := time.Now()
+	if a.firstAt.IsZero() {
+		a.firstAt = now
+	} else {
+		a.gap = max(a.gap, now.Sub(a.lastAt))
+	}
+	a.lastAt = now
+	if a.q.slow > 0 {
+		time.Sleep(a.q.slow)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/grapevine-lb/grapevine/internal/guard"
 )
 
@@ -28,6 +30,8 @@ type result struct {
 	trace    []string
 	outcomes map[string]int
 	injected map[string]int
+	causes   map[string]int
+	longest  map[string]time.Duration
 	orphaned int
 }
 
@@ -72,8 +76,12 @@ func simulate(t *testing.T, p *plan) (res result) {
 		f.checkEnd()
 		res.bad, res.trace, res.injected = f.bad, f.trace, f.injected
 		res.outcomes = map[string]int{}
+		res.causes, res.longest = map[string]int{}, f.longest
 		for _, a := range answers {
 			res.outcomes[a.outcome()]++
+			if a.errBody != "" {
+				res.causes[a.cause()]++
+			}
 		}
 	})
 	return res
@@ -95,12 +103,14 @@ func show(t *testing.T, p *plan, res result) {
 type total struct {
 	seeds, failed, orphaned int
 	outcomes, injected      map[string]int
+	causes                  map[string]int
+	longest                 map[string]time.Duration
 	began                   time.Time
 }
 
 func (s *total) add(r result) {
 	if s.outcomes == nil {
-		s.outcomes, s.injected = map[string]int{}, map[string]int{}
+		s.outcomes, s.injected, s.causes, s.longest = map[string]int{}, map[string]int{}, map[string]int{}, map[string]time.Duration{}
 	}
 	s.seeds++
 	if len(r.bad) > 0 {
@@ -109,6 +119,12 @@ func (s *total) add(r result) {
 	s.orphaned += r.orphaned
 	for k, n := range r.outcomes {
 		s.outcomes[k] += n
+	}
+	for k, n := range r.causes {
+		s.causes[k] += n
+	}
+	for k, d := range r.longest {
+		s.longest[k] = max(s.longest[k], d)
 	}
 	for k, n := range r.injected {
 		s.injected[k] += n
@@ -123,8 +139,8 @@ func (s *total) String() string {
 		}
 		return strings.Join(out, ", ")
 	}
-	return fmt.Sprintf("%d seeds in %v, %d with violations, %d runs orphaned\nrequests: %s\nfaults: %s", s.seeds, time.Since(s.began).Round(time.Second),
-		s.failed, s.orphaned, list(s.outcomes), list(s.injected))
+	return fmt.Sprintf("%d seeds in %v, %d with violations, %d runs orphaned\nrequests: %s\nfaults: %s\nerrors: %s\nlongest waits, where the network worked: first content %v, gap %v", s.seeds, time.Since(s.began).Round(time.Second),
+		s.failed, s.orphaned, list(s.outcomes), list(s.injected), list(s.causes), s.longest["first"].Round(time.Millisecond), s.longest["gap"].Round(time.Millisecond))
 }
 
 func TestSeeds(t *testing.T) {
@@ -152,6 +168,12 @@ func TestSeeds(t *testing.T) {
 		}
 	}
 	t.Log(sum.String())
+}
+
+// A seed is a plan, always the same.
+func TestPlan(t *testing.T) {
+	require.Equal(t, newPlan(42), newPlan(42))
+	require.NotEqual(t, newPlan(42), newPlan(43))
 }
 
 // A guard that is switched off is found to be missing.

@@ -61,6 +61,7 @@ type fleet struct {
 	isolated map[int]int // hosts cut off from all others
 	noise    []disturbance
 	injected map[string]int
+	longest  map[string]time.Duration
 }
 
 // disturbance is a time in which a host's network did not work.
@@ -77,18 +78,21 @@ func params() enginesim.Params {
 }
 
 func newFleet(t *testing.T, p *plan) *fleet {
-	f := &fleet{t: t, p: p, net: newNetwork(), gossip: gossiptest.New(p.seed), start: time.Now(), isolated: map[int]int{}, injected: map[string]int{}}
+	f := &fleet{t: t, p: p, net: newNetwork(), gossip: gossiptest.New(p.seed), start: time.Now(), isolated: map[int]int{}, injected: map[string]int{}, longest: map[string]time.Duration{}}
 	f.gossip.SetDelay(200*time.Microsecond, 2*time.Millisecond)
 	f.gossip.SetLoss(p.loss)
 	ctx, cancel := context.WithCancel(context.Background())
 	f.engines = cancel
 	for i := range p.agents {
 		h := &host{f: f, i: i, ip: fmt.Sprintf("10.0.1.%d", i+1), engineIP: fmt.Sprintf("10.0.2.%d", i+1), turn: make(chan struct{}, 1)}
-		s, err := enginesim.NewServer(enginesim.ServerConfig{Params: params(), Dialect: p.dialect, Model: model, Seed: 7, Listen: f.net.listen})
+		s, err := enginesim.NewServer(enginesim.ServerConfig{Params: params(), Dialect: p.dialect, Model: model, Seed: 7, Listen: f.net.listen, OnDie: h.died})
 		if err != nil {
 			t.Fatal(err)
 		}
 		h.engine = s
+		if p.deadly {
+			_ = s.Inject(enginesim.Fault{Kind: "deadly", Marker: deadlyMark})
+		}
 		f.wg.Go(func() { _ = s.Run(ctx) })
 		f.wg.Go(func() { _ = s.ListenAndServe(ctx, "tcp", h.engineIP+":8000", nil) })
 		f.hosts = append(f.hosts, h)
@@ -106,6 +110,14 @@ func newFleet(t *testing.T, p *plan) *fleet {
 		h.launch()
 	}
 	return f
+}
+
+// died brings the engine back after a while, whatever it died of.
+func (h *host) died() {
+	time.AfterFunc(3*time.Second, func() {
+		h.f.say("engine %d is back", h.i)
+		h.engine.Revive()
+	})
 }
 
 // say puts a line into the trace.
@@ -295,8 +307,6 @@ func (f *fleet) inject(x fault) {
 		f.gossip.BlockUDP(h.ip+":7946", false)
 	case "engine-die":
 		_ = h.engine.Inject(enginesim.Fault{Kind: "die"})
-		wait()
-		h.engine.Revive()
 	default:
 		kind := strings.TrimPrefix(x.kind, "engine-")
 		e := enginesim.Fault{Kind: kind, Count: x.count, After: x.after, For: x.dur}

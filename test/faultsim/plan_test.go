@@ -15,6 +15,7 @@ type plan struct {
 	policy   string
 	keyed    bool // gossip and peers encrypted
 	loss     float64
+	deadly   bool // some prompts kill their engine
 	requests []request
 	faults   []fault
 }
@@ -32,6 +33,7 @@ type request struct {
 	max        int
 	hangUp     time.Duration // after its arrival; 0 = never
 	deadline   time.Duration // x-request-timeout; 0 = none
+	slow       time.Duration // the client waits so long after each event
 }
 
 // fault is something that goes wrong from at on, for so long.
@@ -73,6 +75,9 @@ func (f fault) two() bool {
 	return false
 }
 
+// deadlyMark in a prompt kills the engine that computes it.
+const deadlyMark = "deadly"
+
 // begin is when faults and requests begin: the fleet is up by then.
 const (
 	begin = 8 * time.Second
@@ -110,6 +115,7 @@ func newPlan(seed uint64) *plan {
 	if r.IntN(3) == 0 {
 		p.loss = 0.1 * r.Float64()
 	}
+	p.deadly = r.IntN(5) == 0
 	sum := 0
 	for _, k := range kinds {
 		sum += k.weight
@@ -141,11 +147,16 @@ func newPlan(seed uint64) *plan {
 		if r.IntN(5) == 0 {
 			q.prompt = prompt(r, 500+r.IntN(1500))
 		}
+		if p.deadly && r.IntN(40) == 0 {
+			q.prompt += deadlyMark
+		}
 		switch r.IntN(12) {
 		case 0, 1:
 			q.hangUp = between(r, 5*time.Millisecond, 2500*time.Millisecond)
 		case 2:
 			q.deadline = between(r, 500*time.Millisecond, 6*time.Second)
+		case 3:
+			q.slow = between(r, 10*time.Millisecond, 300*time.Millisecond)
 		}
 		p.requests = append(p.requests, q)
 	}
