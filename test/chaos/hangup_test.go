@@ -3,7 +3,6 @@ package chaos
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -94,7 +93,7 @@ func TestHangUp(t *testing.T) {
 		first()
 		harness.Eventually(t, 5*time.Second, "the engine to be free", func() bool { return !busy() })
 		time.Sleep(200 * time.Millisecond)
-		assert.False(t, busy(), fmt.Sprintf("%s: the one that hung up in the queue was started", path))
+		assert.False(t, busy(), "%s: the one that hung up in the queue was started", path)
 	}
 }
 

@@ -22,7 +22,6 @@ type ask struct {
 	stream   bool
 	prompt   string
 	tokens   int
-	tenant   string
 	priority string
 }
 
@@ -54,8 +53,6 @@ type reply struct {
 	tries  int    // of the client
 	err    error  // nil = whole
 }
-
-func (r *reply) at(d time.Duration) time.Time { return r.start.Add(d) }
 
 // group is a part of the load: workers that send one request after another.
 type group struct {
@@ -166,7 +163,7 @@ func (r *reply) do() {
 		r.err = r.plain(ctx, id)
 		return
 	}
-	finish := ""
+	var finish string
 	req := newRequest(ctx, r.entry, r.body(), id, r.ask)
 	r.text, finish, r.err = streamRequest(req, func(n int, _ string) {
 		if n == 1 {
