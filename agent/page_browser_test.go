@@ -75,10 +75,10 @@ func TestPageShowsTheFleet(t *testing.T) {
 		assert.NotContains(t, html, "style=", "the content policy forbids it")
 		assert.Less(t, len(html), 20000+n*2500)
 		for i := range n {
-			assert.True(t, strings.Contains(html, fmt.Sprintf("replica-%d.%08x", i, i)), i)
+			assert.Contains(t, html, fmt.Sprintf("replica-%d.%08x", i, i))
 		}
 		if n >= 3 {
-			assert.True(t, strings.Contains(html, "ejected: 3 hard failures in a row"))
+			assert.Contains(t, html, "ejected: 3 hard failures in a row")
 		}
 		assert.Contains(t, html, "Recent picks")
 		assert.Contains(t, html, "Flows from this agent")

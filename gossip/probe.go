@@ -200,7 +200,7 @@ func (p *prober) tcp(ctx context.Context, addr string) error {
 		return ErrNoAnswer
 	}
 	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil || !p.opens(body, append(head, p.cluster...)) {
+	if _, err := io.ReadFull(r, body); err != nil || !p.opens(body, slices.Concat(head, []byte(p.cluster))) {
 		return ErrNoAnswer
 	}
 	return nil

@@ -163,16 +163,16 @@ func (s *shadow) queue(p *routing.Peer, now time.Time) *shadowQueue {
 	return q
 }
 
-// drain moves the correction on to now, where the real queue is real tokens long.
-func (q *shadowQueue) drain(real, rate float64, now time.Time) {
+// drain moves the correction on to now, where the real queue is have tokens long.
+func (q *shadowQueue) drain(have, rate float64, now time.Time) {
 	work := rate * now.Sub(q.at).Seconds()
 	q.at = now
 	switch {
-	case q.delta > 0 && real < 1:
+	case q.delta > 0 && have < 1:
 		q.delta = max(0, q.delta-work)
-	case q.delta < 0 && real+q.delta < 1:
+	case q.delta < 0 && have+q.delta < 1:
 		q.delta = min(0, q.delta+work)
-		q.delta = max(q.delta, -real)
+		q.delta = max(q.delta, -have)
 	}
 }
 

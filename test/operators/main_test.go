@@ -104,7 +104,6 @@ func startFleet(t *testing.T, n int, speed float64, change func(i int, c *agent.
 }
 
 func (f *fleet) client(i int) string { return "http://" + f.agents[i].Addresses().Client }
-func (f *fleet) status(i int) string { return "http://" + f.agents[i].Addresses().Status }
 
 // chat streams one chat and returns when its first content came.
 func chat(ctx context.Context, hc *http.Client, base string, promptTokens, maxTokens, seed int) (first time.Duration, err error) {
