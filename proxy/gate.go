@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/grapevine-lb/grapevine/internal/guard"
+	"github.com/grapevine-lb/grapevine/proxy/guard"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 

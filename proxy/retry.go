@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/grapevine-lb/grapevine/internal/guard"
+	"github.com/grapevine-lb/grapevine/proxy/guard"
 )
 
 // verdict is what an attempt at one replica came to, and with it what may be done next (design 6.7).

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/grapevine-lb/grapevine/internal/guard"
+	"github.com/grapevine-lb/grapevine/proxy/guard"
 )
 
 var (

@@ -356,9 +356,8 @@ func (f *fleet) expected(q *request) string {
 
 // traceLog puts an agent's log into the trace.
 type traceLog struct {
-	f     *fleet
-	who   string
-	attrs string
+	f   *fleet
+	who string
 }
 
 var verbose bool
