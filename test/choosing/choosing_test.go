@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	long  = flag.Bool("long", false, "1,500 arrivals a policy, three runs, all policies; without any flag a smoke run of 60 that judges nothing but errors")
+	long  = flag.Bool("long", false, "1,500 arrivals a policy, three runs, all policies; without any flag a smoke run of 20 through ours that judges nothing but errors")
 	count = flag.Int("arrivals", 0, "arrivals a policy instead")
 	runs  = flag.Int("runs", 0, "runs of each policy instead")
 	every = flag.Bool("all", false, "all policies also without -long")
@@ -42,7 +42,7 @@ var policies = []struct {
 
 // The choice of real agents is nearly as good as that of somebody who knows everything.
 func TestChoosing(t *testing.T) {
-	n, reps, judged := 60, 1, *long || *count > 0
+	n, reps, judged := 20, 1, *long || *count > 0
 	if *long {
 		n, reps = 1500, 3
 	}
@@ -50,7 +50,7 @@ func TestChoosing(t *testing.T) {
 	all := *long || *every
 	mean := map[string]time.Duration{}
 	for _, p := range policies {
-		if !all && !p.short {
+		if !all && !p.short || !judged && p.name != "grapevine" {
 			continue
 		}
 		var means, p99s []time.Duration
@@ -72,11 +72,12 @@ func TestChoosing(t *testing.T) {
 		mean[p.name] = means[len(means)/2]
 		t.Logf("%-24s median of %d: mean %6.1f ms, p99 %7.1f ms", p.name, reps, ms(mean[p.name]), ms(p99s[len(p99s)/2]))
 	}
+	if !judged {
+		return
+	}
 	ours := mean["grapevine"].Seconds()
 	t.Logf("mean to first token: %.2f x round robin", ours/mean["round robin"].Seconds())
-	if judged {
-		assert.LessOrEqual(t, ours, 0.75*mean["round robin"].Seconds())
-	}
+	assert.LessOrEqual(t, ours, 0.75*mean["round robin"].Seconds())
 	if all {
 		t.Logf("mean to first token: %.2f x exact state, %.2f x p2c on counts", ours/mean["exact state, central"].Seconds(),
 			ours/mean["p2c on counts, central"].Seconds())
