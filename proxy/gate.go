@@ -26,7 +26,7 @@ type EngineView struct {
 // they can still be moved, ordered and counted, in the engine's own queue they cannot (design section 5.3). The
 // decision itself is routing.Gate's. It is safe for concurrent use.
 type gate struct {
-	off     bool
+	off     bool // never changes
 	account *account
 	limit   int           // requests held at most
 	timeout time.Duration // longest wait of one
@@ -95,7 +95,7 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 	rate, step := g.account.speed()
 	g.mu.Lock()
 	invited := g.takeTicket(ticket, now)
-	if g.off || invited || g.queue.len() == 0 && g.room(h, rate, step, now) {
+	if g.off || g.closed || invited || g.queue.len() == 0 && g.room(h, rate, step, now) {
 		g.metrics.passed.Add(1)
 		p := g.enter(h, rate, step, now)
 		g.mu.Unlock()
@@ -334,7 +334,7 @@ func (g *gate) drain() {
 func (g *gate) close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.closed, g.off = true, true
+	g.closed = true
 	if g.timer != nil {
 		g.timer.Stop()
 	}

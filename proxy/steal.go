@@ -103,7 +103,7 @@ func (p *Proxy) idle() bool {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.off && g.queue.len() == 0 && g.expected(now) == 0 && g.room(&hold{}, rate, step, now)
+	return !g.off && !g.closed && g.queue.len() == 0 && g.expected(now) == 0 && g.room(&hold{}, rate, step, now)
 }
 
 // pull asks a victim for one of its held requests:
