@@ -41,17 +41,18 @@ const (
 
   policy               ttft mean     p50      p95      p99  per token  goodput  hits   busy  forwarded  asked  stolen  failed
   round_robin/no-gate    113.9ms  78.1ms  321.9ms  553.5ms     28.4ms    96.2%  0.0%  95.3%      87.5%   0.0%    0.0%       0
-  auto                    70.3ms  55.9ms  160.9ms  266.0ms     26.7ms   100.0%  0.0%  95.6%      74.5%  77.6%   13.8%       0
+  auto                    69.9ms  56.1ms  160.8ms  240.9ms     26.7ms   100.0%  0.0%  94.2%      73.3%  76.7%   12.8%       0
   exact                   67.6ms  52.8ms  153.4ms  256.9ms     26.7ms   100.0%  0.0%  94.6%      85.7%   0.0%    0.0%       0
 `
-	simExample2 = `  replicas   good  ttft p50       p99
-         4  19.9%  7814.9ms     28.8s
-         5  29.0%   460.7ms  4714.1ms
-         6  98.8%    67.3ms   467.9ms
-         7  99.7%    65.0ms   418.3ms
+	simExample2 = `  replicas    good  ttft p50       p99
+         4   19.4%  6872.4ms     25.7s
+         5   28.6%   414.7ms  5181.7ms
+         6   98.3%    64.4ms   425.3ms
+         7   97.8%    65.0ms   558.5ms
+         8  100.0%    45.0ms   255.8ms
 
   on paper   R·L/T = 60 requests/s · 210 tokens / 3359 tokens/s = 3.7 replicas; at 70 % of that 6; N+1 7; to lose a zone of 3: 9
-  simulated  7 replicas keep first token 1s and 50ms a token for 99.0% of the requests
+  simulated  8 replicas keep first token 1s and 50ms a token for 99.0% of the requests
 `
 )
 
