@@ -2,8 +2,7 @@ package hostile
 
 import (
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -83,7 +82,7 @@ func startNetHTTP(t *testing.T, b *backend) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	quiet := log.New(io.Discard, "", 0)
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
 	rp := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: b.addr}) }, ErrorLog: quiet}
 	s := &http.Server{Handler: rp, ReadHeaderTimeout: 10 * time.Second, ErrorLog: quiet}
 	go func() { _ = s.Serve(ln) }()
