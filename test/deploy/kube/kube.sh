@@ -62,9 +62,9 @@ verify() {
   kubectl create namespace gv --dry-run=client -o yaml | kubectl apply -f - >/dev/null
   kubectl label namespace gv --overwrite pod-security.kubernetes.io/warn=restricted >/dev/null
   helm lint --strict "$chart" -f "$chart/ci/vllm-isolated-values.yaml" >/dev/null && echo "accepted  helm lint --strict" || failed=1
-  for f in "$chart"/ci/*.yaml; do helm template llm "$chart" -n gv -f "$f" > "$out/helm $(basename "$f" .yaml).yaml"; done
+  for f in "$chart"/ci/*.yaml; do helm template llm "$chart" --kube-version 1.34.4 -n gv -f "$f" > "$out/helm $(basename "$f" .yaml).yaml"; done
   for mode in isolated open; do for qos in guaranteed burstable; do for gpu in none visible explicit dra podResources; do
-    helm template llm "$chart" -n gv --set "mode=$mode,engine.image=e,engine.model=m,agent.qos=$qos,agent.gpu.mode=$gpu,agent.gpu.devices=0,agent.gpu.claim=one" \
+    helm template llm "$chart" --kube-version 1.34.4 -n gv --set "mode=$mode,engine.image=e,engine.model=m,agent.qos=$qos,agent.gpu.mode=$gpu,agent.gpu.devices=0,agent.gpu.claim=one" \
       > "$out/helm $mode $qos $gpu.yaml"
   done; done; done
   kustomize build "$ROOT/deploy/kustomize/example" > "$out/kustomize example.yaml"

@@ -94,7 +94,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (has .Values.engine.kind (list "vllm" "sglang" "llamacpp")) }}{{ fail (printf "engine.kind is %q; allowed: vllm, sglang, llamacpp" .Values.engine.kind) }}{{ end }}
 {{- if not (has .Values.agent.qos (list "guaranteed" "burstable")) }}{{ fail (printf "agent.qos is %q; allowed: guaranteed, burstable" .Values.agent.qos) }}{{ end }}
 {{- if not (has .Values.agent.gpu.mode (list "none" "visible" "explicit" "dra" "podResources")) }}{{ fail (printf "agent.gpu.mode is %q; allowed: none, visible, explicit, dra, podResources" .Values.agent.gpu.mode) }}{{ end }}
-{{- if and (eq .Values.agent.gpu.mode "explicit") (not .Values.agent.gpu.devices) }}{{ fail "agent.gpu.mode is \"explicit\": agent.gpu.devices must name the cards" }}{{ end }}
+{{- if and (eq .Values.agent.gpu.mode "explicit") (eq (toString .Values.agent.gpu.devices) "") }}{{ fail "agent.gpu.mode is \"explicit\": agent.gpu.devices must name the cards" }}{{ end }}
 {{- if and (eq .Values.agent.gpu.mode "dra") (not .Values.agent.gpu.claim) }}{{ fail "agent.gpu.mode is \"dra\": agent.gpu.claim must name a ResourceClaimTemplate" }}{{ end }}
 {{- if ne .Values.agent.drainTimeout (printf "%ds" (int .Values.agent.drainSeconds)) }}{{ fail (printf "agent.drainTimeout is %q and agent.drainSeconds is %d; they must say the same" .Values.agent.drainTimeout (int .Values.agent.drainSeconds)) }}{{ end }}
 {{- end }}
