@@ -41,7 +41,8 @@ func TestKillEngine(t *testing.T) {
 }
 
 func TestKillAgent(t *testing.T) {
-	f := newFleet(t, 3, nil)
+	// In turn, so that much of what enters elsewhere is at the agent that is killed; the default would keep it at an idle entry.
+	f := newFleet(t, 3, nil, harness.Env{"GRAPEVINE_POLICY": "round_robin"})
 	elsewhere := &group{name: "elsewhere", workers: 16, targets: f.entries(0, 2)}
 	// Clients of the killed agent repeat at any address, as official clients do behind one name.
 	there := &group{name: "there", workers: 8, repeats: 2}
