@@ -172,8 +172,9 @@ func TestSeeds(t *testing.T) {
 
 // A seed is a plan, always the same.
 func TestPlan(t *testing.T) {
-	require.Equal(t, newPlan(42), newPlan(42))
-	require.NotEqual(t, newPlan(42), newPlan(43))
+	once, again := newPlan(42), newPlan(42)
+	require.Equal(t, once, again)
+	require.NotEqual(t, once, newPlan(43))
 }
 
 // A guard that is switched off is found to be missing.
