@@ -39,7 +39,7 @@ func TestEngineTerm(t *testing.T) {
 // another one; those that cannot end with an error.
 func TestDrainDeadline(t *testing.T) {
 	longOnly(t)
-	f := newFleet(t, 3, nil, harness.Env{"GRAPEVINE_DRAIN_TIMEOUT": "1s"})
+	f := newFleet(t, 3, nil, harness.Env{"GRAPEVINE_DRAIN_TIMEOUT": "1s", "GRAPEVINE_POLICY": "round_robin"})
 	g := f.everywhere(30)
 	g[0].tokens = [2]int{100, 250} // 1.5 to 4 s
 	g[0].targets = f.s.Ready(f.agents, 50*time.Millisecond)
