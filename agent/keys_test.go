@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,7 +70,7 @@ func TestKeysAreReadAgain(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(b+"\n"+a+"\n"), 0o600))
 	require.Eventually(t, func() bool { ids, _ = keysOf(t, r); return len(ids) == 2 }, 10*time.Second, 50*time.Millisecond)
 	assert.Equal(t, []string{idB, idA}, ids)
-	assert.Equal(t, linkIDs('b', 'a'), r.tls.KeyIDs())
+	assert.Eventually(t, func() bool { return slices.Equal(linkIDs('b', 'a'), r.tls.KeyIDs()) }, 5*time.Second, 10*time.Millisecond)
 
 	require.NoError(t, os.WriteFile(file, []byte("no key at all"), 0o600))
 	require.Eventually(t, func() bool { return strings.Contains(r.log.String(), MsgKeyFile) }, 10*time.Second, 50*time.Millisecond)

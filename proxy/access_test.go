@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -126,7 +127,8 @@ func TestSlowBodiesEnd(t *testing.T) {
 		for _, h2 := range []bool{false, true} {
 			pr, pw := io.Pipe()
 			begin := time.Now()
-			go func() {
+			var drip sync.WaitGroup
+			drip.Go(func() {
 				for range 600 {
 					if _, err := pw.Write([]byte(" ")); err != nil {
 						return
@@ -134,7 +136,7 @@ func TestSlowBodiesEnd(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				_ = pw.Close()
-			}()
+			})
 			req, _ := http.NewRequest("POST", "http://"+f.clients[0]+chatPath, pr)
 			req.ContentLength = 600
 			resp, err := f.client(h2).Do(req)
@@ -145,6 +147,7 @@ func TestSlowBodiesEnd(t *testing.T) {
 			}
 			assert.Less(t, time.Since(begin), 2*time.Minute)
 			_ = pr.Close()
+			drip.Wait()
 		}
 	})
 }

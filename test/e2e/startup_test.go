@@ -215,6 +215,7 @@ var wrong = map[string]string{
 	"TRUST_PRIORITY": "2", "MODE": "dry", "ALLOW_PATHS": "sleep", "MAX_BODY": "64 parsecs", "MODEL_ALIASES": "gpt",
 	"API_KEYS_FILE": "/nonexistent", "DRAIN_TIMEOUT": "5 minutes", "TLS_CERT_FILE": "/nonexistent", "TLS_KEY_FILE": "/nonexistent",
 	"PEER_TLS_CERT_FILE": "/nonexistent", "PEER_TLS_KEY_FILE": "/nonexistent", "PEER_TLS_CA_FILE": "/nonexistent",
+	"MAX_CONNECTIONS": "0", "ACCESS_LOG": "all", "HOSTS": "a b",
 	"STATUS_TOKEN_FILE": "/nonexistent", "GPU_DEVICES": "the first", "LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "OTLP_ENDPOINT": "collector:4317",
 }
 
