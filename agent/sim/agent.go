@@ -65,7 +65,7 @@ func bootOf(i int32, life uint64) uint64 { return life<<32 | uint64(i+1) }
 func replicaOf(boot uint64) int32 { return int32(uint32(boot)) - 1 }
 
 // zoneNames are as many as there may be replicas.
-func zoneName(z int32) string { return "z" + string(rune('a'+z%26)) + string(rune('0'+z/26)) }
+func zoneName(z int32) string { return "z" + string('a'+z%26) + string('0'+z/26) }
 
 func (a *agent) member() routing.Member {
 	return routing.Member{Boot: a.boot, Zone: zoneName(a.zone), Version: routing.AskVersion}

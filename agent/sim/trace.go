@@ -106,7 +106,7 @@ func (t *Trace) readLines(r io.Reader) error {
 		if err := json.Unmarshal(s.Bytes(), &l); err != nil {
 			return fmt.Errorf("line %d: %w", n, err)
 		}
-		seconds := 0.0
+		var seconds float64
 		switch {
 		case l.T != nil:
 			seconds = *l.T

@@ -129,7 +129,7 @@ func (s *source) next(r *request) bool {
 	i := s.n
 	s.n++
 	rows := s.trace.Rows
-	k, tenant := 0, 0
+	var k, tenant int
 	switch {
 	case s.mode.Mode == "trace":
 		k, tenant = (s.offset+i)%len(rows), i/len(rows)

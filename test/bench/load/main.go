@@ -361,7 +361,6 @@ func stream(req []byte) {
 					finish(c, true)
 				}
 			}
-			now = ev.Now()
 			wait = 0
 			break
 		}
