@@ -108,6 +108,9 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 		return nil, errQueueFull.with(errQueueFull.Message, max(wait, time.Second))
 	}
 	h.g, h.since, h.ready = g, now, make(chan leave, 1)
+	if guard.Claim.Off() {
+		h.ready = make(chan leave, 64) // it may be let go more than once
+	}
 	g.queue.push(h)
 	g.metrics.held.Add(1)
 	first := g.queue.len() == 1
