@@ -50,7 +50,7 @@ type Config struct {
 	Gate             string        `env:"GATE" envDefault:"auto" is:"one of auto, off" doc:"Whether requests that the engine could not start now wait at the agent, where they can still be moved."`
 	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" doc:"Whether text streams that break are continued on another replica."`
 	Classes          []string      `env:"CLASSES" is:"words" later:"classes" doc:"Keeps this replica for the named classes while another one is usable."`
-	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" later:"classes" doc:"Lets every client raise its priority by header."`
+	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" doc:"Lets every client raise its priority by header."`
 	Mode             string        `env:"MODE" envDefault:"on" is:"one of on, shadow" doc:"shadow serves everything by the own engine and only records what would have moved and what would be gained; grapevine mode switches the whole fleet while it runs."`
 	AllowPaths       []string      `env:"ALLOW_PATHS" is:"paths" doc:"Paths of the engine that clients may use besides the inference paths, comma list; a trailing * allows all below."`
 	MaxBody          Bytes         `env:"MAX_BODY" envDefault:"64MiB" is:"bytes 1KiB..16GiB" doc:"Largest request body; more is refused with 413."`
