@@ -41,6 +41,7 @@ func TestParseAPIKeys(t *testing.T) {
 
 // Clients need a key of the file, which is read again; wrong ones are counted and logged once in a while, never with the key.
 func TestAPIKeys(t *testing.T) {
+	t.Parallel()
 	engine := httptest.NewServer(http.NotFoundHandler())
 	defer engine.Close()
 	file := filepath.Join(t.TempDir(), "keys")

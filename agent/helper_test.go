@@ -3,11 +3,15 @@ package agent
 import (
 	"bytes"
 	"context"
+	"flag"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -184,4 +188,14 @@ func refusedURL(t *testing.T) string {
 	s := httptest.NewServer(http.NotFoundHandler())
 	s.Close()
 	return s.URL
+}
+
+// Most tests here wait for the timers of agents, not for the processor: a few more of them at once than there are cores
+// cost nothing.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set(strconv.Itoa(2 * runtime.GOMAXPROCS(0))) // a number, so it is taken
+	}
+	os.Exit(m.Run())
 }

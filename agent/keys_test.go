@@ -54,6 +54,7 @@ func keysOf(t *testing.T, r *runner) (ids []string, raw string) {
 // A changed key file reaches gossip and the links between agents; a broken one changes nothing; the command's changes work
 // for this host only. No key is ever shown or logged.
 func TestKeysAreReadAgain(t *testing.T) {
+	t.Parallel()
 	engine := httptest.NewServer(http.NotFoundHandler())
 	defer engine.Close()
 	a, idA := ringKey('a')

@@ -63,6 +63,7 @@ func listedModels(t *testing.T, r *runner) (ids []string, byID map[string]map[st
 
 // An alias works at every agent, is in every list with the engine's fields, and the engine sees only its own name.
 func TestModelAliases(t *testing.T) {
+	t.Parallel()
 	first, second := fast(), fast()
 	second.Model = "llama-3.1-8b"
 	agents, _ := pair(t, first, second, func(i int, c *Config) {
@@ -84,6 +85,7 @@ func TestModelAliases(t *testing.T) {
 
 // A prompt that is too long for one replica goes to the other of the same model, whichever agent it enters at.
 func TestContextLengthOfReplicas(t *testing.T) {
+	t.Parallel()
 	short, long := fast(), fast()
 	short.Params.Context, long.Params.Context = 512, 8192
 	agents, engines := pair(t, short, long, nil)
@@ -114,6 +116,7 @@ func TestModelsDigest(t *testing.T) {
 
 // What the engine serves reaches the other agents by name; what a later version serves beyond is left out.
 func TestServesNames(t *testing.T) {
+	t.Parallel()
 	all := routing.ServeAll
 	assert.Equal(t, all, servesFrom(servesNames(all)))
 	assert.Equal(t, routing.ServeEmbeddings, servesFrom([]string{"embeddings", "video"}))

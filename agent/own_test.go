@@ -79,6 +79,7 @@ func (s *sleeper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // An engine that sleeps takes no requests and is not woken by a probe; when it wakes it is warmed up before it is ready.
 func TestEngineSleepsAndWakes(t *testing.T) {
+	t.Parallel()
 	var e sleeper
 	s := httptest.NewServer(&e)
 	defer s.Close()
