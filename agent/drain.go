@@ -15,6 +15,9 @@ const (
 	// drainBegins is how long GET /drained waits for a drain to begin.
 	drainBegins = 2 * time.Second
 	drainCheck  = 50 * time.Millisecond
+	// listenOn is how long a draining agent takes new clients for as long as they come: time for balancers to notice. One
+	// that goes by refused connections alone (nginx) never would, and its requests would be cut off at the end.
+	listenOn = 10 * time.Second
 	// emptied is how long after the drain timeout the engine may still show requests that were taken away from it.
 	emptied = 500 * time.Millisecond
 )
@@ -60,7 +63,13 @@ func (a *Agent) shutdown(ctx, work context.Context, s *servers) {
 	if !sleepUntil(work, a.drain.at.Add(min(shortest, a.cfg.DrainTimeout))) {
 		return
 	}
-	if !a.waitIdle(work, a.drain.at.Add(a.cfg.DrainTimeout)) && work.Err() == nil {
+	end := a.drain.at.Add(a.cfg.DrainTimeout)
+	idle := a.waitIdle(work, a.drain.at.Add(min(listenOn, a.cfg.DrainTimeout)))
+	if !idle && work.Err() == nil {
+		s.refuse(end.Add(relayFor))
+		idle = a.waitIdle(work, end)
+	}
+	if !idle && work.Err() == nil {
 		a.emptyEngine()
 		if !a.waitIdle(work, time.Now().Add(relayFor)) && work.Err() == nil {
 			a.proxy.Cut()

@@ -160,6 +160,7 @@ func (s *server) serve(context.Context) error {
 type servers struct {
 	servers []*server
 	node    *gossip.Node
+	wg      sync.WaitGroup // of refuse
 }
 
 // open opens the listeners and builds what needs their addresses. On an error nothing stays open.
@@ -245,6 +246,15 @@ func httpServer(h http.Handler, log *slog.Logger) *http.Server {
 	return s
 }
 
+// refuse takes no new clients; those who have a request under way have until last for it.
+func (s *servers) refuse(last time.Time) {
+	s.wg.Go(func() {
+		ctx, cancel := context.WithDeadline(context.Background(), last)
+		defer cancel()
+		_ = s.servers[0].http.Shutdown(ctx) // whoever is left is shutdown's
+	})
+}
+
 // shutdown ends the servers after the drain: no new connections, what came in while the agent left may end until the last
 // moment, then all is closed. The status listener, with its live pages, is closed last and at once.
 func (s *servers) shutdown(last time.Time) {
@@ -263,6 +273,7 @@ func (s *servers) shutdown(last time.Time) {
 	}
 	wg.Wait()
 	s.close()
+	s.wg.Wait()
 }
 
 // close closes what open opened; after shutdown it does nothing.
