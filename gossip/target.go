@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -13,8 +14,12 @@ import (
 // of their own loopback, or at another pod. Only the port is its choice.
 func (n *Node) checkTarget(id identity, ip net.IP) error {
 	host, port, err := net.SplitHostPort(id.Addr)
-	if err != nil || port == "0" || port == "" {
+	if err != nil {
 		return fmt.Errorf("peer address %q is none", id.Addr)
+	}
+	// Compared as text with our own below, so it has one spelling only.
+	if p, err := strconv.ParseUint(port, 10, 16); err != nil || p == 0 || strconv.FormatUint(p, 10) != port {
+		return fmt.Errorf("peer address %q has no port number", id.Addr)
 	}
 	a, err := netip.ParseAddr(host)
 	if err != nil {
