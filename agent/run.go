@@ -316,12 +316,12 @@ func (a *Agent) setTLS() (err error) {
 	return err
 }
 
-// clientTLS is how to dial a peer; nil means plain.
-func (a *Agent) clientTLS() func(uint64) *tls.Config {
+// clientTLS secures what is dialled to a peer; nil means plain.
+func (a *Agent) clientTLS() func(context.Context, net.Conn, uint64, ...string) (*tls.Conn, error) {
 	if a.tls == nil {
 		return nil
 	}
-	return func(boot uint64) *tls.Config { return a.tls.ClientConfig(boot) }
+	return a.tls.Client
 }
 
 // peerBoot tells whose certificate a connection shows; nil means plain.

@@ -23,6 +23,9 @@ const (
 // connector opens a connection to one place, TLS included, for an application protocol (http/1.1 or h2).
 type connector func(ctx context.Context, proto string) (net.Conn, error)
 
+// securer makes a TLS connection over one that was dialled, handshake included.
+type securer func(ctx context.Context, raw net.Conn, proto string) (*tls.Conn, error)
+
 // newEngineUpstream makes the upstream of our own engine.
 func newEngineUpstream(cfg *Config) (upstream, error) {
 	u := cfg.EngineURL
@@ -48,21 +51,30 @@ func newEngineUpstream(cfg *Config) (upstream, error) {
 		}
 		return c, err
 	}
-	var config func() *tls.Config
+	var secure securer
 	if u.Scheme == "https" {
-		config = func() *tls.Config { return &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12} }
+		secure = func(ctx context.Context, raw net.Conn, proto string) (*tls.Conn, error) {
+			t := tls.Client(raw, &tls.Config{ServerName: u.Hostname(), MinVersion: tls.VersionTLS12, NextProtos: []string{proto}})
+			return t, t.HandshakeContext(ctx)
+		}
 	}
-	return newUpstream(cfg, newConnector(reset, config, engineConnect), "engine", config != nil, engineIdle), nil
+	return newUpstream(cfg, newConnector(reset, secure, engineConnect), "engine", secure != nil, engineIdle), nil
 }
 
 // newPeerUpstream makes the upstream of one peer's agent.
 func newPeerUpstream(cfg *Config, boot uint64, addr string) upstream {
-	var config func() *tls.Config
+	return newUpstream(cfg, newPeerConnector(cfg, boot, addr), addr, cfg.PeerTLS != nil, peerIdle)
+}
+
+// newPeerConnector makes the connector to one peer, for requests or for the question link.
+func newPeerConnector(cfg *Config, boot uint64, addr string) connector {
+	var secure securer
 	if cfg.PeerTLS != nil {
-		config = func() *tls.Config { return cfg.PeerTLS(boot) }
+		secure = func(ctx context.Context, raw net.Conn, proto string) (*tls.Conn, error) {
+			return cfg.PeerTLS(ctx, raw, boot, proto)
+		}
 	}
-	connect := newConnector(dialer(cfg, "tcp", addr), config, peerConnect)
-	return newUpstream(cfg, connect, addr, config != nil, peerIdle)
+	return newConnector(dialer(cfg, "tcp", addr), secure, peerConnect)
 }
 
 // dialer dials one address. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that find a cut
@@ -76,22 +88,19 @@ func dialer(cfg *Config, network, addr string) func(context.Context) (net.Conn, 
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }
 }
 
-// newConnector adds the limits, and TLS if there is a config, which is asked for at each connection since keys change
-// while links live.
+// newConnector adds the limits, and TLS unless secure is nil.
 //
 // A limit that passes while our own goroutines wait for a CPU says nothing about the other side: then there is a
 // second try with more time. Otherwise a burst on a starved agent would take healthy peers for dead.
-func newConnector(dial func(context.Context) (net.Conn, error), config func() *tls.Config, limit time.Duration) connector {
+func newConnector(dial func(context.Context) (net.Conn, error), secure securer, limit time.Duration) connector {
 	try := func(ctx context.Context, proto string, limit, handshake time.Duration) (c net.Conn, late bool, err error) {
 		c, late, err = within(ctx, limit, dial)
-		if err != nil || config == nil {
+		if err != nil || secure == nil {
 			return c, late, err
 		}
 		return within(ctx, handshake, func(ctx context.Context) (net.Conn, error) {
-			tc := config().Clone()
-			tc.NextProtos = []string{proto}
-			t := tls.Client(c, tc)
-			if err := t.HandshakeContext(ctx); err != nil {
+			t, err := secure(ctx, c, proto)
+			if err != nil {
 				_ = c.Close()
 				return nil, err
 			}

@@ -43,8 +43,9 @@ type Config struct {
 	EngineAPIKey string   // replaces the client's Authorization towards our engine; "" = the client's passes
 	EngineKind   func() string
 
-	// PeerTLS returns the client configuration for the peer with that boot id; nil = plain HTTP between agents.
-	PeerTLS func(boot uint64) *tls.Config
+	// PeerTLS makes a TLS connection to the peer with that boot id over raw, handshake included; nil = plain HTTP
+	// between agents. See peertls.Identity.Client.
+	PeerTLS func(ctx context.Context, raw net.Conn, boot uint64, protos ...string) (*tls.Conn, error)
 	// PeerBoot tells the boot id that a connection on the peer listener has proven, 0 if it proves none; nil = plain.
 	PeerBoot func(tls.ConnectionState) uint64
 

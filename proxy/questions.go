@@ -3,7 +3,6 @@ package proxy
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -114,11 +113,7 @@ func (q *questions) close() {
 
 // linkDial opens a connection to a member's peer listener and upgrades it.
 func (p *Proxy) linkDial(boot uint64, addr string) func(context.Context) (net.Conn, error) {
-	var config func() *tls.Config
-	if p.cfg.PeerTLS != nil {
-		config = func() *tls.Config { return p.cfg.PeerTLS(boot) }
-	}
-	connect := newConnector(dialer(&p.cfg, "tcp", addr), config, peerConnect)
+	connect := newPeerConnector(&p.cfg, boot, addr)
 	return func(ctx context.Context) (net.Conn, error) {
 		nc, err := connect(ctx, "http/1.1")
 		if err != nil {
