@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/agent/engine"
 	"github.com/grapevine-lb/grapevine/gossip"
 	"github.com/grapevine-lb/grapevine/proxy"
 	"github.com/grapevine-lb/grapevine/proxy/peertls"
@@ -352,14 +353,14 @@ func (a *Agent) proxyConfig() proxy.Config {
 		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
-		Reply: a.replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
+		Reply: replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
 		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, AccessLog: a.cfg.AccessLog, Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial,
 	}
 }
 
-// replyClass says what an error answer of the own engine means, by the engine's table.
-func (a *Agent) replyClass(_ string, status int, body []byte) proxy.ReplyClass {
-	ab := a.engine.Abilities()
+// replyClass says what an error answer of an engine of that kind means, by the kind's table.
+func replyClass(kind string, status int, body []byte) proxy.ReplyClass {
+	ab := engine.AbilitiesOf(engine.Kind(kind))
 	switch {
 	case ab.IsDead(status, body):
 		return proxy.ReplyDead

@@ -367,7 +367,7 @@ func (a *Agent) console() *console {
 			return a.Ready()
 		},
 		picks:  func(id string) any { return append([]proxy.PickRecord{}, a.proxy.Picks(id)...) },
-		health: get(func() string { return "/health" }),
+		health: get(a.engine.HealthPath),
 		scrape: get(func() string {
 			if u := a.cfg.EngineMetricsURL; u != "" && u != "off" {
 				return u

@@ -104,6 +104,19 @@ func (r *Reader) Health(ctx context.Context) Health {
 	return Health{State: Down, Detail: "no health page"}
 }
 
+// HealthPath is the engine's health page: the one that answered last, else the first of its table, else /health.
+func (r *Reader) HealthPath() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.health.path != "":
+		return r.health.path
+	case r.state != nil && len(r.state.table.Health) > 0:
+		return r.state.table.Health[0].Path
+	}
+	return "/health"
+}
+
 // judge turns an answer into a state and remembers it.
 func (r *Reader) judge(t *Table, p Probe, a answer) Health {
 	r.mu.Lock()

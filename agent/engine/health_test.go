@@ -63,6 +63,19 @@ func TestHealthOfEveryTable(t *testing.T) {
 	}
 }
 
+// A probe that was made for the engine and goes through the agent must ask the page that the engine has.
+func TestHealthPath(t *testing.T) {
+	f := newFake(t, map[string]page{"/ready": text("")})
+	r := f.reader(t, SGLang)
+	assert.Equal(t, "/ready", r.HealthPath(), "the first of its table")
+	f.set("/ready", status(404, ""))
+	f.set("/health", text(""))
+	assert.Equal(t, Healthy, r.Health(t.Context()).State)
+	assert.Equal(t, "/health", r.HealthPath(), "an older one has no /ready")
+	assert.Equal(t, "/", f.reader(t, Ollama).HealthPath())
+	assert.Equal(t, "/health", New(Config{URL: parseURL(t, "http://127.0.0.1:1")}).HealthPath(), "not known yet")
+}
+
 func TestHealthMetricsSayAsleep(t *testing.T) {
 	f := newFake(t, map[string]page{
 		"/health":  text(""),
