@@ -204,7 +204,7 @@ func TestPartition(t *testing.T) {
 }
 
 // A killed agent comes back at once under the same name with another address and boot id.
-func TestRestartSameName(t *testing.T) {
+func TestC72RestartSameName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.grow(10)

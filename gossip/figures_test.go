@@ -62,8 +62,9 @@ func quantile(d []time.Duration, p float64) time.Duration {
 	return d[int(p*float64(len(d)-1))].Round(time.Millisecond)
 }
 
-// 100 agents with a key at the rate of the budget: ages, bytes and packets.
-func TestBudgetAt100(t *testing.T) {
+// C75: 100 agents with a key, loads changing at the rate of the budget: news is coalesced and paced, so that ages, bytes and
+// packets stay bounded.
+func TestC75BudgetAt100(t *testing.T) {
 	if testing.Short() || raceEnabled {
 		t.Skip("100 agents")
 	}
