@@ -192,7 +192,9 @@ func TestRefusedSuspendsUntilTheNextRecord(t *testing.T) {
 	assert.NotEqual(t, levelDead, level(t0.Add(7*time.Second)), "or by the clock")
 }
 
-func TestBusyHoldOff(t *testing.T) {
+// C48: busy is not broken. The hold-off ends by the clock alone, with no record and no request in between, and the only
+// replica there is is asked all the same.
+func TestC48BusyEndsByTheClock(t *testing.T) {
 	tests := []struct{ asked, want time.Duration }{{0, time.Second}, {7 * time.Second, 7 * time.Second}, {time.Hour, time.Minute}}
 	for _, tt := range tests {
 		tbl := newFleet(3)
@@ -209,6 +211,14 @@ func TestBusyHoldOff(t *testing.T) {
 		assert.Equal(t, levelSoft, level(tt.want-time.Millisecond), "%v", tt)
 		assert.Equal(t, levelOK, level(tt.want), "%v", tt)
 		assert.Equal(t, StateReady, stateOf(p, t0), "busy is not broken")
+	}
+	tbl := newFleet(1)
+	for range 128 {
+		end(tbl.Self(), OutcomeBusy, t0)
+	}
+	for _, after := range []time.Duration{0, 1100 * time.Millisecond} {
+		d := mustPolicy(t, "auto").Pick(tbl.Snapshot(), &Request{Model: "m"}, t0.Add(after), newRand(1))
+		assert.NotNil(t, d.Peer, "%v", after)
 	}
 }
 
