@@ -97,6 +97,11 @@ func (u *netUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		req.Body = r.Body
 		if reopen := r.Reopen; reopen != nil {
 			req.GetBody = func() (io.ReadCloser, error) { return reopen(), nil }
+		} else if r.HTTP2 {
+			w := &rewinder{src: r.Body}
+			defer w.seal()
+			req.Body, _ = w.reader()
+			req.GetBody = w.reader
 		}
 	}
 	if r.Upgrade != "" {
