@@ -60,7 +60,8 @@ type Agent struct {
 	drain   drain
 	ramp    ramp
 
-	mode modeState
+	mode   modeState
+	flight flight
 
 	listening chan struct{} // closed when all listeners are open and the parts below are set
 	listen    ListenStatus

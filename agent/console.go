@@ -37,6 +37,8 @@ type console struct {
 
 	mode func(to string) error // switches the fleet
 
+	flight *flight
+
 	subscribers atomic.Int64
 }
 

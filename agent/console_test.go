@@ -28,6 +28,7 @@ func testConsole() *console {
 		}
 	}
 	return &console{
+		flight: new(flight),
 		status: func() Status {
 			return Status{Node: "a.1<script>", State: "ready", Ready: true, Warnings: []string{"running <without> a key"},
 				Peers: []PeerStatus{{Node: "a.1", Self: true, State: "ready", KVUsage: routing.Some(0.5), Running: routing.Some(3)}, {Node: "b.2", State: "unknown"}}}

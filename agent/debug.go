@@ -5,7 +5,7 @@ import (
 	"net/http/pprof"
 )
 
-// debug adds the profiles of the running agent: for connections from this host only, since they hold addresses and show
+// debug adds the profiles and the flight recorder of the running agent: for connections from this host only, since they hold addresses and show
 // what runs, and since they take CPU. The token does not open them from elsewhere.
 func (c *console) debug(mux *http.ServeMux) {
 	local := func(next http.HandlerFunc) http.HandlerFunc {
@@ -22,4 +22,7 @@ func (c *console) debug(mux *http.ServeMux) {
 	mux.HandleFunc("GET /debug/pprof/profile", local(pprof.Profile))
 	mux.HandleFunc("GET /debug/pprof/symbol", local(pprof.Symbol))
 	mux.HandleFunc("GET /debug/pprof/trace", local(pprof.Trace))
+	mux.HandleFunc("GET /debug/flight", local(c.flight.serve))
+	mux.HandleFunc("POST /debug/flight/start", local(c.flight.serveStart))
+	mux.HandleFunc("POST /debug/flight/stop", local(c.flight.serveStop))
 }

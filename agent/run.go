@@ -56,6 +56,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return errors.New("agent: Run called twice")
 	}
 	defer close(a.drain.ended)
+	defer a.flight.stop()
 	a.logConfig()
 	s, err := a.open(ctx)
 	if err != nil {
