@@ -18,6 +18,7 @@ import (
 	"github.com/hashicorp/memberlist"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
+	"github.com/grapevine-lb/grapevine/agent/otlp"
 	"github.com/grapevine-lb/grapevine/gossip"
 	"github.com/grapevine-lb/grapevine/gpu"
 	"github.com/grapevine-lb/grapevine/proxy"
@@ -68,7 +69,8 @@ type Agent struct {
 	member    routing.Member
 	tls       *peertls.Identity // nil = plain
 	ring      keyRing
-	apiKeys   *apiKeys // nil = clients need none
+	apiKeys   *apiKeys       // nil = clients need none
+	traces    *otlp.Exporter // nil = nobody traces
 	proxy     *proxy.Proxy
 	node      *gossip.Node
 
@@ -111,6 +113,7 @@ func New(cfg Config, opts Options) (*Agent, error) {
 	a.engine = engine.New(ec)
 	a.member = routing.Member{Boot: a.boot, Node: a.cfg.NodeName + "." + bootText(a.boot)[:8], Zone: cfg.Zone, Self: true}
 	a.log = opts.Logger.With(KeyNode, a.member.Node)
+	a.setTraces()
 	a.table = routing.NewTable(a.member)
 	a.digests.init()
 	a.table.SetOwnDigest(a.digests.own)

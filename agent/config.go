@@ -3,6 +3,8 @@ package agent
 import (
 	"net/url"
 	"time"
+
+	"github.com/grapevine-lb/grapevine/agent/otlp"
 )
 
 // Prefix stands in front of the name of every variable.
@@ -71,7 +73,9 @@ type Config struct {
 	LogLevel        string  `env:"LOG_LEVEL" envDefault:"info" is:"one of debug, info, warn, error" doc:"Least level that is logged."`
 	AccessLog       float64 `env:"ACCESS_LOG" envDefault:"0" is:"float 0..1" doc:"Share of the requests that are logged, one line each, when they end; above 0 those that failed always are. Never with prompts or keys."`
 	LogFormat       string  `env:"LOG_FORMAT" envDefault:"text" is:"one of text, json" doc:"Format of the log on standard error."`
-	OTLPEndpoint    string  `env:"OTLP_ENDPOINT" is:"url" later:"traces" doc:"OpenTelemetry collector for traces."`
+
+	// Traces is what the standard OTEL_* variables say; nil = no traces.
+	Traces *otlp.Config `env:"-"`
 
 	// Warnings are what ConfigFromEnv noticed and went on with: unknown variables, variables without effect.
 	Warnings []string `env:"-"`

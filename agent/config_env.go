@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/caarlos0/env/v11"
+
+	"github.com/grapevine-lb/grapevine/agent/otlp"
 )
 
 // ConfigError is one wrong setting: the variable, its value (masked if it is a secret) and what would be right.
@@ -89,6 +91,9 @@ func ConfigFromEnv(environ []string) (Config, error) {
 	}
 	c.pod.namespace, c.pod.name, c.pod.container = all["POD_NAMESPACE"], all["POD_NAME"], all["CONTAINER_NAME"]
 	c.Warnings = append(c.Warnings, unknown(vars)...)
+	var odd []string
+	c.Traces, odd = otlp.FromEnv(all)
+	c.Warnings = append(c.Warnings, odd...)
 	if len(errs) == 0 {
 		c.portBase()
 		if err := c.readSecrets(); err != nil {
@@ -226,6 +231,10 @@ func unknown(vars map[string]string) []string {
 		known := slices.ContainsFunc(Fields(), func(f Field) bool { return f.Variable == name })
 		link := serviceLink.MatchString(name) || strings.HasSuffix(name, "_PORT") && strings.Contains(value, "://")
 		if known || link {
+			continue
+		}
+		if name == Prefix+"OTLP_ENDPOINT" {
+			out = append(out, name+" is not a variable of grapevine and has no effect; traces are configured by OTEL_EXPORTER_OTLP_ENDPOINT and its like")
 			continue
 		}
 		near := slices.MinFunc(Fields(), func(a, b Field) int {

@@ -103,7 +103,6 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"STATUS_TOKEN_FILE=" + missing}, `GRAPEVINE_STATUS_TOKEN_FILE="` + missing + `": must be a file that can be read`},
 		{[]string{"LOG_LEVEL=verbose"}, `GRAPEVINE_LOG_LEVEL="verbose": must be one of debug, info, warn, error`},
 		{[]string{"LOG_FORMAT=xml"}, `GRAPEVINE_LOG_FORMAT="xml": must be one of text, json`},
-		{[]string{"OTLP_ENDPOINT=collector:4317"}, `GRAPEVINE_OTLP_ENDPOINT="collector:4317": must be http:// or https:// URL`},
 		{[]string{"ENGINE_URL=http://u:pw@x:y"}, `GRAPEVINE_ENGINE_URL="http://u:***@x:y": must be http://, https:// or unix:///path`},
 	} {
 		environ := []string{loopbackGossip}
@@ -153,12 +152,13 @@ func TestRightVariables(t *testing.T) {
 }
 
 func TestUnknownVariables(t *testing.T) {
-	c, err := ConfigFromEnv([]string{loopbackGossip, "GRAPEVINE_POLICIES=auto",
+	c, err := ConfigFromEnv([]string{loopbackGossip, "GRAPEVINE_POLICIES=auto", "GRAPEVINE_OTLP_ENDPOINT=http://collector:4318",
 		// What Kubernetes sets for a Service called grapevine.
 		"GRAPEVINE_PORT=tcp://10.0.0.1:8080", "GRAPEVINE_SERVICE_HOST=10.0.0.1", "GRAPEVINE_SERVICE_PORT_HTTP=8080", "GRAPEVINE_PORT_8080_TCP_ADDR=10.0.0.1",
 		"GRAPEVINE_PEERS_SERVICE_HOST=10.0.0.1", "GRAPEVINE_PEERS_PORT=tcp://10.0.0.1:7946"})
 	require.NoError(t, err)
 	assert.Equal(t, []string{
+		"GRAPEVINE_OTLP_ENDPOINT is not a variable of grapevine and has no effect; traces are configured by OTEL_EXPORTER_OTLP_ENDPOINT and its like",
 		"GRAPEVINE_POLICIES is not a variable of grapevine and has no effect; the nearest is GRAPEVINE_POLICY",
 	}, c.Warnings)
 }

@@ -56,6 +56,8 @@ const (
 	MsgStopped       = "stopped"
 	MsgConfig        = "configuration"
 	MsgMode          = "mode"
+	MsgTraces        = "traces go to a collector"
+	MsgTracesLost    = "traces cannot be sent"
 )
 
 // NewLogger makes the logger that the configuration asks for.

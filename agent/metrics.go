@@ -67,6 +67,7 @@ const (
 	MetricGossipMembers     = "grapevine_gossip_members"
 	MetricGossipHealth      = "grapevine_gossip_health_score"
 	MetricGossipRecords     = "grapevine_gossip_records_total"
+	MetricTraceSpans        = "grapevine_trace_spans_total"
 	MetricGoroutines        = "grapevine_goroutines"
 	MetricStatusSubscribers = "grapevine_status_subscribers"
 	MetricShadow            = "grapevine_shadow_mode"
@@ -148,6 +149,7 @@ var Metrics = []Metric{
 	{MetricShadow, gauge, nil, "1 in shadow mode, which keeps every request at the own engine, else 0."},
 	{MetricShadowPicks, counter, []string{"outcome"}, "Requests that shadow mode looked at, by where they would have been answered: stayed (here) or moved (another replica)."},
 	{MetricShadowGain, gauge, nil, "By how much the first token would have come earlier in the mean without shadow mode, in seconds, predicted since it began."},
+	{MetricTraceSpans, counter, []string{"outcome"}, "Spans of traced requests, by what came of them: sent, dropped (too many waited), failed (the collector was not reached or refused) and rejected (by the collector, of a batch that it took). Only where traces are on."},
 	{MetricGoroutines, gauge, nil, "Goroutines of this process."},
 	{MetricStatusSubscribers, gauge, nil, "Open pages that follow live."},
 }

@@ -30,7 +30,7 @@ type task struct {
 
 // tasks lists what runs, in the order of start. All goroutines of an agent belong to one of them.
 func (a *Agent) tasks() []task {
-	return []task{
+	list := []task{
 		{"proxy", a.proxy.Run},
 		{"engine", a.watchEngine},
 		{"reading", a.readEngine},
@@ -43,6 +43,10 @@ func (a *Agent) tasks() []task {
 		{"api keys", a.watchAPIKeys},
 		{"digests", a.shareDigests},
 	}
+	if a.traces != nil {
+		list = append(list, task{"traces", a.traces.Run})
+	}
+	return list
 }
 
 // Run opens the listeners, works until ctx ends, drains, leaves and closes. It returns nil after that, or an error if a
@@ -355,7 +359,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority,
 		Reply: replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
-		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, AccessLog: a.cfg.AccessLog, Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial,
+		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, AccessLog: a.cfg.AccessLog, Tracing: a.tracing(), Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial,
 	}
 }
 

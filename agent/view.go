@@ -240,6 +240,7 @@ func (a *Agent) collect(g *gathering) {
 	g.add(MetricAccepted, float64(s.Load.Accepted))
 	a.collectProxy(g)
 	a.collectShadow(g)
+	a.collectTraces(g)
 	states := map[string]int{}
 	for i, p := range s.Peers {
 		states[p.State]++

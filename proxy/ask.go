@@ -185,6 +185,7 @@ func (x *exchange) ask(d routing.Decision) routing.Decision {
 	took := time.Since(start)
 	m.took.observe(took)
 	x.askNote = askNote{asked: asked, answered: len(answers), took: took}
+	x.trace.heard(&d, answers)
 	best := routing.Settle(&d, answers)
 	if best.Peer != d.Peer {
 		m.changed.Add(1)

@@ -74,6 +74,7 @@ type exchange struct {
 	refused *apiError // by our own gate
 
 	shadowed shadowNote // what shadow mode says of it
+	trace    *traced    // nil = nobody traces
 
 	// What the client has got.
 	headOut bool
@@ -115,6 +116,9 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 	x.path, _, _ = strings.Cut(in.Target, "?")
 	x.class = classify(in.Method, x.path)
 	x.id = x.requestID()
+	if p.cfg.Tracing != nil {
+		x.startTrace()
+	}
 	defer x.account()
 	if e := x.admit(int(n)); e != nil {
 		x.fail(e)
@@ -316,6 +320,7 @@ func (x *exchange) serveTarget() {
 func (x *exchange) serveEntry() {
 	p := x.p
 	p.budget.first(x.arrived)
+	x.trace.picking()
 	d, owned := x.owner()
 	if !owned {
 		d = x.pick()
@@ -373,6 +378,7 @@ func (x *exchange) serveEntry() {
 func (x *exchange) pick() routing.Decision {
 	p := x.p
 	x.req.Tried = x.tried
+	x.trace.picking()
 	s := p.cfg.Table.Snapshot()
 	x.rec.Candidates = len(s.Peers())
 	if x.req.Local {
@@ -397,6 +403,7 @@ func (x *exchange) pick() routing.Decision {
 
 // nobody answers a request for which no replica can be picked.
 func (x *exchange) nobody(r routing.Reason) {
+	x.trace.pick(x, r, nil, time.Now())
 	switch r {
 	case routing.ReasonUnknownModel:
 		x.fail(errModelNotFound)
@@ -532,11 +539,22 @@ func (x *exchange) account() {
 	if !x.firstAt.IsZero() {
 		r.TTFTMS = ms(x.firstAt.Sub(x.arrived))
 	}
+	r.Trace = x.trace.id()
 	x.p.picks.add(r)
 	if level, ok := x.logged(); ok {
-		x.log.Log(x.ctx, level, "request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
-			"status", r.Status, "attempts", len(r.Attempts), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)
+		log := x.log
+		if r.Trace != "" {
+			log = log.With("trace", r.Trace)
+		}
+		replica, usage := "", &x.sift.scan.usage
+		if n := len(r.Attempts); n > 0 {
+			replica = r.Attempts[n-1].Node
+		}
+		log.Log(x.ctx, level, "request", "id", x.id, "role", r.Role, "route", r.Route, "model", r.Model, "outcome", r.Outcome,
+			"status", r.Status, "replica", replica, "attempts", len(r.Attempts), "input_tokens", usage.Prompt.Or(r.PromptTokens),
+			"output_tokens", usage.Completion.Or(x.sift.tokens), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)
 	}
+	x.trace.finish(x, now)
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -63,6 +63,7 @@ func (x *exchange) try(d *routing.Decision) verdict {
 	if v == verdictMoved {
 		x.attempt.Result = "moved"
 	}
+	x.trace.end(x, a, x.attempt.Result, o)
 	return v
 }
 
@@ -87,6 +88,7 @@ func (x *exchange) begin(d *routing.Decision) *attempt {
 	}
 	x.rec.Attempts = append(x.rec.Attempts, pa)
 	x.attempt = &x.rec.Attempts[len(x.rec.Attempts)-1]
+	x.trace.begin(x, a, x.attempt)
 	if a.self {
 		x.p.metrics.toSelf.Add(1) // it starts behind the gate
 	} else {
@@ -190,6 +192,7 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 		h.Set(headerHop, p.hop)
 		x.moveFields(&h, a.peer)
 	}
+	x.trace.inject(&h)
 	o := &x.out
 	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
 	b := x.body

@@ -103,7 +103,8 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 		return x.refuse(refused)
 	}
 	if p == nil {
-		if p, v, o = x.wait(ctx, h, w); p == nil {
+		p, v, o = x.wait(ctx, h, w)
+		if x.trace.waited(x, now, a.tokens, p != nil); p == nil {
 			return v, o, false
 		}
 	}

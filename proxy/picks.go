@@ -42,6 +42,7 @@ type PickRecord struct {
 	Status       int           `json:"status"`
 	TTFTMS       float64       `json:"ttft_ms"` // 0: no content
 	DurationMS   float64       `json:"duration_ms"`
+	Trace        string        `json:"trace,omitempty"` // of OpenTelemetry, where it is recorded
 
 	// In shadow mode: the replica that it would have gone to, and its predicted times to first token here and there.
 	Shadow        string  `json:"shadow,omitempty"`

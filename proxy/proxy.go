@@ -110,6 +110,9 @@ type Config struct {
 	// AccessLog is the share of requests, 0..1, that become lines of level info; those that failed do whenever it is above 0.
 	AccessLog float64
 
+	// Tracing is how requests are traced; nil = nobody traces.
+	Tracing *Tracing
+
 	Logger *slog.Logger // nil = discard
 	Seed   uint64       // of the random choices; 0 = random
 }

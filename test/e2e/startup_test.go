@@ -216,7 +216,7 @@ var wrong = map[string]string{
 	"API_KEYS_FILE": "/nonexistent", "DRAIN_TIMEOUT": "5 minutes", "TLS_CERT_FILE": "/nonexistent", "TLS_KEY_FILE": "/nonexistent",
 	"PEER_TLS_CERT_FILE": "/nonexistent", "PEER_TLS_KEY_FILE": "/nonexistent", "PEER_TLS_CA_FILE": "/nonexistent",
 	"MAX_CONNECTIONS": "0", "ACCESS_LOG": "all", "HOSTS": "a b",
-	"STATUS_TOKEN_FILE": "/nonexistent", "GPU_DEVICES": "the first", "LOG_LEVEL": "loud", "LOG_FORMAT": "xml", "OTLP_ENDPOINT": "collector:4317",
+	"STATUS_TOKEN_FILE": "/nonexistent", "GPU_DEVICES": "the first", "LOG_LEVEL": "loud", "LOG_FORMAT": "xml",
 }
 
 // Each wrong variable ends the agent at once with exit code 2 and one line that names it, its value and what is allowed.
