@@ -19,8 +19,6 @@ type nvmlDriver struct {
 	card    map[int]int // handle of a slice → handle of its card
 }
 
-func openDriver() (driver, error) { return startNVML(nvml.New()) }
-
 // startNVML initialises the library. After a failed Init no call of NVML may follow, not even Shutdown or the
 // one that names the error: each kills the process.
 func startNVML(lib nvml.Interface) (driver, error) {

@@ -90,7 +90,7 @@ func TestMockServers(t *testing.T) {
 	}
 }
 
-func TestMockMIG(t *testing.T) {
+func TestC71MockMIG(t *testing.T) {
 	s := dgxh100.New()
 	events := complete(s)
 	card := s.Devices[2].(*server.Device)

@@ -273,7 +273,7 @@ func TestOpenErrors(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 }
 
-func TestUnifiedMemory(t *testing.T) {
+func TestC70UnifiedMemory(t *testing.T) {
 	proc := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(proc, "meminfo"), []byte("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    400 kB\n"), 0o600))
 	f := cards(1)
@@ -295,7 +295,7 @@ func TestUnifiedMemory(t *testing.T) {
 }
 
 // On a host without a card the real thing answers ErrUnavailable, in every build, and the process lives.
-func TestRealOpenWithoutDriver(t *testing.T) {
+func TestC68RealOpenWithoutDriver(t *testing.T) {
 	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
 		t.Skip("this host has a driver")
 	}
@@ -305,4 +305,34 @@ func TestRealOpenWithoutDriver(t *testing.T) {
 		require.Nil(t, r)
 		t.Log(err)
 	}
+}
+
+// C69: NVML that answers each call with an unknown error, as after a reset elsewhere, makes values unknown and no more; when
+// it answers again they are back. It is not started anew for that, since it never ended; only a driver that is gone is not
+// asked again, as asking it kills the process (TestDriverVanishes), and then a restart of the agent brings it back.
+func TestC69UnknownErrorsPass(t *testing.T) {
+	f := cards(1)
+	opened := 0
+	r, err := open(Config{}, func() (driver, error) { opened++; return f, nil })
+	require.NoError(t, err)
+	for range 100 {
+		got, err := r.Read()
+		require.NoError(t, err)
+		require.NotZero(t, got.Memory.Total)
+	}
+	f.set(func(f *fakeDriver) { f.err = faultUnknown })
+	for range 10 {
+		got, err := r.Read()
+		if err == nil {
+			assert.NotEmpty(t, got.Unknown, "the reason is told")
+		}
+		assert.Zero(t, got.Memory.Total, "unknown, and not the last value")
+		assert.Empty(t, got.Trouble, "no fault of the replica")
+	}
+	f.set(func(f *fakeDriver) { f.err = nil })
+	got, err := r.Read()
+	require.NoError(t, err)
+	assert.NotZero(t, got.Memory.Total)
+	assert.Equal(t, 1, opened)
+	require.NoError(t, r.Close())
 }
