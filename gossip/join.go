@@ -65,8 +65,12 @@ func parseSeed(s string, port uint16) (host string, p uint16, srv bool, err erro
 		}
 		return name, 0, true, nil
 	}
-	if a, err := netip.ParseAddr(strings.Trim(s, "[]")); err == nil {
-		return a.String(), port, false, nil // also a bare IPv6 address
+	bare := s
+	if in, ok := strings.CutPrefix(s, "["); ok && strings.HasSuffix(in, "]") {
+		bare = in[:len(in)-1]
+	}
+	if a, err := netip.ParseAddr(bare); err == nil {
+		return a.String(), port, false, nil // an IPv6 address in brackets or without
 	}
 	if strings.ContainsAny(s, "/ ") {
 		return "", 0, false, fmt.Errorf("join address %q: want host, host:port or srv+name", s)

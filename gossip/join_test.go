@@ -30,6 +30,7 @@ func TestParseSeed(t *testing.T) {
 		{in: "host:0", err: `join address "host:0": port "0" is not 1 to 65535`},
 		{in: "host:x", err: `join address "host:x": port "x" is not 1 to 65535`},
 		{in: "http://host", err: `join address "http://host": want host, host:port or srv+name`},
+		{in: "]::", err: `join address "]::": want host, host:port or srv+name`},
 		{in: "srv+", err: `join address "srv+": want srv+name`},
 		{in: "srv+a:1", err: `join address "srv+a:1": want srv+name`},
 	} {
