@@ -1,6 +1,12 @@
 package agent
 
-import "github.com/grapevine-lb/grapevine/routing"
+import (
+	"math"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
 
 // Status is the answer of GET /status: times in ms with the unit in the name, shares 0..1, bytes as numbers, null for
 // what is unknown. It holds no prompts and no keys. Fields may be added, never renamed.
@@ -28,6 +34,22 @@ type Status struct {
 
 	Mode   string       `json:"mode"` // on or shadow
 	Shadow ShadowStatus `json:"shadow"`
+
+	Process ProcessStatus `json:"process"`
+}
+
+// ProcessStatus is what the process may use.
+type ProcessStatus struct {
+	CPUs        int                 `json:"cpus"`               // goroutines that run at once; follows the control group's limit
+	MemoryLimit routing.Opt[uint64] `json:"memory_limit_bytes"` // from which on Go collects harder; null = none
+}
+
+func processStatus() ProcessStatus {
+	s := ProcessStatus{CPUs: runtime.GOMAXPROCS(0)}
+	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
+		s.MemoryLimit = routing.Some(uint64(n))
+	}
+	return s
 }
 
 // ListenStatus is where the agent really listens.

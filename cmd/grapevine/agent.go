@@ -23,6 +23,7 @@ func runAgent(ctx context.Context, p *process, args []string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errUsage)
 	}
+	confine(p.environ)
 	ctx, stop := untilSignal(ctx, p)
 	defer stop()
 	return a.Run(ctx)

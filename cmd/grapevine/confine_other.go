@@ -1,0 +1,6 @@
+//go:build !linux
+
+package main
+
+// noCoreDump is for Linux only.
+func noCoreDump() {}
