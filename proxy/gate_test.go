@@ -111,6 +111,32 @@ func TestGateOrderAndCounts(t *testing.T) {
 }
 
 // A hang-up that meets the request's turn gives the place back.
+// The digest knows what is held, however it leaves.
+func TestDigestExpectsWhatIsHeld(t *testing.T) {
+	g := newTestGate()
+	d := routing.NewDigest(0)
+	g.queue.digest = d
+	first, e := g.arrive(newHold(1000), 0, time.Now())
+	require.Nil(t, e)
+	var held [3]*hold
+	prefix := func(i int) []uint64 { return []uint64{1, uint64(10 + i)} }
+	for i := range held {
+		held[i] = newHold(250)
+		held[i].req = &routing.Request{Prefix: prefix(i)}
+		_, e := g.arrive(held[i], 0, time.Now())
+		require.Nil(t, e)
+		assert.Equal(t, 2, d.Match(prefix(i)))
+	}
+	g.drop(held[0], time.Now())
+	assert.Equal(t, 1, d.Match(prefix(0)), "the others have the first block in common with it")
+	first.done(time.Now())
+	(<-held[1].ready).pass.done(time.Now())
+	assert.Zero(t, d.Match(prefix(1)), "it is at the engine now, and noted as such by others")
+	g.drain()
+	assert.Zero(t, d.Match(prefix(2)))
+	g.close()
+}
+
 func TestGateDropMeetsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newTestGate()

@@ -21,8 +21,9 @@ type hold struct {
 
 // holdQueue is the order in which held requests go to the engine: first come, first served. The gate's lock guards it.
 type holdQueue struct {
-	list []*hold
-	sum  int // prompt tokens
+	digest *routing.Digest // is told which prefixes wait here; nil = nobody is
+	list   []*hold
+	sum    int // prompt tokens
 }
 
 func (q *holdQueue) len() int    { return len(q.list) }
@@ -31,6 +32,9 @@ func (q *holdQueue) tokens() int { return q.sum }
 func (q *holdQueue) push(h *hold) {
 	q.list = append(q.list, h)
 	q.sum += h.tokens
+	if q.digest != nil && len(h.req.Prefix) > 0 {
+		q.digest.Expect(h.req.Prefix)
+	}
 }
 
 // head returns the one whose turn is next, or nil.
@@ -47,6 +51,9 @@ func (q *holdQueue) remove(h *hold) bool {
 		if x == h {
 			q.list = append(q.list[:i], q.list[i+1:]...)
 			q.sum -= h.tokens
+			if q.digest != nil && len(h.req.Prefix) > 0 {
+				q.digest.Forgo(h.req.Prefix)
+			}
 			return true
 		}
 	}

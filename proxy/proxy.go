@@ -189,7 +189,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.questions.p = p
 	p.stealWake = make(chan struct{}, 1)
 	p.gate = gate{onDry: p.dry, came: &p.metrics.steal.came, off: cfg.NoGate, account: &p.account, limit: max(cfg.QueueLimit, 0), timeout: cfg.QueueTimeout, onHeld: cfg.OnHeld,
-		metrics: gateMetrics{waited: newHistogram(heldBounds)}}
+		queue: holdQueue{digest: cfg.Digest}, metrics: gateMetrics{waited: newHistogram(heldBounds)}}
 	if p.engine, err = newEngineUpstream(&p.cfg); err != nil {
 		return nil, err
 	}

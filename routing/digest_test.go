@@ -48,14 +48,35 @@ func TestDigestSize(t *testing.T) {
 	assert.Equal(t, 100, d.Match(chain(1, 500)))
 }
 
+// What waits for the engine counts as cached for those who come after it, for as long as it waits, and is nothing that
+// peers are told.
+func TestDigestExpectsWhatWaits(t *testing.T) {
+	d := NewDigest(0)
+	a, b := chain(1, 6), chain(1, 6)
+	b[4], b[5] = 77, 78 // another turn of the same talk
+	d.Touch(a[:1])
+	d.Expect(a)
+	d.Expect(b[:5])
+	assert.Equal(t, 6, d.Match(a))
+	assert.Equal(t, 5, d.Match(b))
+	d.Forgo(a) // it was given away
+	assert.Equal(t, 4, d.Match(a), "what both have is still expected")
+	d.Forgo(b[:5])
+	assert.Equal(t, 1, d.Match(a))
+	assert.Empty(t, d.expected)
+	assert.Equal(t, 1, d.Len())
+}
+
 func TestDigestIsCorrectedByTheEngine(t *testing.T) {
 	d := NewDigest(1000 * PrefixBlockTokens)
 	d.Touch(chain(1, 1000))
 	d.Correct(50_000, 50_000-100)
 	assert.Equal(t, 1000, d.Len(), "less than a block apart: right")
 	d.Correct(50_000, 10_000)
-	assert.Equal(t, 950, d.Len())
-	for range 200 {
+	assert.Equal(t, 998, d.Len())
+	d.Resize(1000 * PrefixBlockTokens)
+	assert.Equal(t, 998, d.Len(), "the next reading of the engine's pages says the same size")
+	for range 600 {
 		d.Correct(50_000, 0)
 	}
 	assert.Equal(t, 16, d.Len(), "never to nothing")

@@ -27,6 +27,8 @@ func TestGateRoom(t *testing.T) {
 		{"more than one and a half steps' worth", func(g *Gate) { g.Step, g.Pending = 0.05, 751 }, 1000, 0, false},
 		{"half of the patience gone", func(g *Gate) { g.Pending = 300 + (8192-300)/2 }, 1000, 250 * time.Millisecond, true},
 		{"all of it", func(g *Gate) { g.Pending = 8193 }, 1000, time.Minute, false},
+		{"a fast engine's patient are given 750 ms", func(g *Gate) { g.Rate, g.Pending = 20_000, 15_000 }, 1000, time.Minute, true},
+		{"but no more", func(g *Gate) { g.Rate, g.Pending = 20_000, 15_001 }, 1000, time.Minute, false},
 		{"no slot", func(g *Gate) { g.AtEngine = 8 }, 1000, 0, false},
 		{"no slot, foreign ones counted", func(g *Gate) { g.AtEngine, g.Foreign = 4, 4 }, 1000, 0, false},
 		{"one behind the last slot for the patient", func(g *Gate) { g.AtEngine = 8 }, 1000, time.Second, true},

@@ -22,7 +22,7 @@ const (
 
 // arrive takes a request that has reached its target: to the engine, or to the gate.
 func (s *Sim) arrive(t *agent, r *request, now int64) {
-	r.local = t.uncached(r)
+	r.local = r.uncached(t.digest.Match(r.blocks))
 	invited := r.ticket
 	r.ticket = false
 	if invited && len(t.expected) > 0 {
@@ -35,6 +35,7 @@ func (s *Sim) arrive(t *agent, r *request, now int64) {
 	r.stage, r.since, r.waiting = stageHeld, now, true
 	t.held = append(t.held, r)
 	t.heldTokens += r.local
+	t.digest.Expect(r.blocks)
 	s.turnLater(t, now)
 	if len(t.held) == 1 && s.spec.steal {
 		s.publish(t, now, true)
@@ -42,14 +43,8 @@ func (s *Sim) arrive(t *agent, r *request, now int64) {
 	}
 }
 
-// uncached is how many prompt tokens the engine must compute, by the agent's own digest.
-func (a *agent) uncached(r *request) int {
-	n := r.in
-	if len(r.blocks) > 0 {
-		n -= min(a.digest.Match(r.blocks)*blockTokens, n-1)
-	}
-	return max(1, n)
-}
+// uncached is how many prompt tokens the engine must compute if it has that many of the leading blocks.
+func (r *request) uncached(blocks int) int { return max(1, r.in-min(blocks*blockTokens, r.in-1)) }
 
 // gate is what an agent knows of its engine.
 func (s *Sim) gate(t *agent) routing.Gate {
@@ -115,6 +110,7 @@ func (s *Sim) unhold(t *agent, k int) *request {
 	r := t.held[k]
 	t.held = slices.Delete(t.held, k, k+1)
 	t.heldTokens -= r.local
+	t.digest.Forgo(r.blocks)
 	return r
 }
 

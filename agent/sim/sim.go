@@ -244,6 +244,9 @@ func (s *Sim) step(t *agent, now int64) {
 			if r.firstAt == 0 && ev.Tokens == 0 {
 				r.hit = ev.Cached
 			}
+			if len(r.blocks) > 0 && ev.Tokens == 0 {
+				t.digest.Correct(r.in-r.local, ev.Cached)
+			}
 		case enginesim.First:
 			t.account.first(&r.flight, now)
 			r.tokenN = 1

@@ -150,6 +150,21 @@ func TestWorth(t *testing.T) {
 	}
 }
 
+// A fleet that begins with cold caches under a load that only warm ones can carry gets warm, with the gate nearly as well as
+// without: what is held counts as cached soon.
+func TestColdFleet(t *testing.T) {
+	mean := func(policy string) (sum float64) {
+		for seed := range uint64(3) {
+			sum += run(t, Config{Trace: workload(t, "agents"), Load: 0.85, Duration: 40 * time.Second, Policy: policy, Seed: seed + 1}).TTFT.Mean / 3
+		}
+		return sum
+	}
+	auto, off := mean("auto"), mean("auto/no-gate")
+	t.Logf("mean to first token %.0f ms, gate off %.0f ms", 1e3*auto, 1e3*off)
+	assert.Less(t, off, 0.5)
+	assert.LessOrEqual(t, auto, 1.5*off)
+}
+
 // The golden file holds the figures of small runs, so that a change of routing shows.
 func TestGolden(t *testing.T) {
 	var b strings.Builder
