@@ -147,7 +147,8 @@ func (a *Agent) logConfig() {
 // server is one HTTP listener.
 type server struct {
 	name string
-	ln   net.Listener
+	raw  net.Listener // what was opened
+	ln   net.Listener // over TLS or not
 	http interface {
 		Serve(net.Listener) error
 		Shutdown(context.Context) error
@@ -162,6 +163,12 @@ func (s *server) serve(context.Context) error {
 	return nil
 }
 
+// shutdown ends it as [http.Server.Shutdown] does, but so that none is reset who connects at this moment.
+func (s *server) shutdown(ctx context.Context) error {
+	proxy.LastAccepts(s.raw)
+	return s.http.Shutdown(ctx)
+}
+
 // servers are all HTTP listeners of an agent.
 type servers struct {
 	servers []*server
@@ -174,6 +181,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	s := &servers{}
 	fail := func(err error) (*servers, error) { s.close(); return nil, err }
 	lc := net.ListenConfig{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+	lc.SetMultipathTCP(false) // Go's default on Linux; it takes no filter, see proxy.LastAccepts
 	listen := a.opts.Listen
 	if listen == nil {
 		listen = lc.Listen
@@ -185,7 +193,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 		if err != nil {
 			return fail(listenError(l.variable, l.addr, err))
 		}
-		s.servers = append(s.servers, &server{name: l.name, ln: ln})
+		s.servers = append(s.servers, &server{name: l.name, raw: ln, ln: ln})
 	}
 	client, peer, status := s.servers[0], s.servers[1], s.servers[2]
 	var err error
@@ -257,7 +265,7 @@ func (s *servers) refuse(last time.Time) {
 	s.wg.Go(func() {
 		ctx, cancel := context.WithDeadline(context.Background(), last)
 		defer cancel()
-		_ = s.servers[0].http.Shutdown(ctx) // whoever is left is shutdown's
+		_ = s.servers[0].shutdown(ctx) // whoever is left is shutdown's
 	})
 }
 
@@ -272,7 +280,7 @@ func (s *servers) shutdown(last time.Time) {
 			continue
 		}
 		wg.Go(func() {
-			if x.http.Shutdown(ctx) != nil {
+			if x.shutdown(ctx) != nil {
 				_ = x.http.Close()
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,10 +18,10 @@ import (
 
 // Limits of a client's connection. None bounds the time of a request's body as a whole, or of an answer.
 const (
-	headTimeout  = 10 * time.Second // from a head's first byte to its end; bodies have a pace, see access.go
-	idleTimeout  = 2 * time.Minute  // between requests
-	bodyTimeout  = time.Minute      // silence in the middle of a body
-	writeTimeout = 2 * time.Minute  // a client that takes nothing for so long is gone
+	headTimeout  = 10 * time.Second  // from a head's first byte to its end; bodies have a pace, see access.go
+	idleTimeout  = 650 * time.Second // between requests: longer than balancers keep a connection (600 s, 350 s), or they would meet our end of it
+	bodyTimeout  = time.Minute       // silence in the middle of a body
+	writeTimeout = 2 * time.Minute   // a client that takes nothing for so long is gone
 	lingerTime   = 500 * time.Millisecond
 	lingerBytes  = 256 << 10
 )
@@ -34,11 +35,10 @@ var (
 type wireServerConn struct {
 	s      *Server
 	nc     net.Conn
-	due    time.Time   // the deadline of reads, if it is that of the next request
-	remote string      // its address
-	peer   uint64      // boot id that its certificate proves
-	idle   atomic.Bool // between requests, so that Shutdown may close it
-	raw    net.Conn    // what was accepted; closing it ends nc
+	due    time.Time // the deadline of reads, if it is that of the next request
+	remote string    // its address
+	peer   uint64    // boot id that its certificate proves
+	raw    net.Conn  // what was accepted; closing it ends nc
 
 	serving atomic.Bool  // a request is here whole, as far as its head goes
 	since   atomic.Int64 // when it was not, ns since 1970
@@ -53,6 +53,7 @@ type wireServerConn struct {
 
 	watched bool // hangups tells when the client ends its side
 	mu      sync.Mutex
+	idle    bool // between requests: Shutdown may set the deadline of reads
 	ended   bool
 	life    *life         // of the exchange under way
 	ahead   chan struct{} // closed when the read-ahead of an unwatched connection has ended
@@ -73,6 +74,7 @@ func (c *wireServerConn) serve() {
 	if c.s.role == roleTarget {
 		c.peer = c.s.p.provenBoot(c.nc)
 	}
+	c.since.Store(time.Now().UnixNano())
 	c.watched = c.s.gone.watch(c)
 	for c.one() {
 	}
@@ -139,20 +141,25 @@ func (c *wireServerConn) one() (more bool) {
 		// stack throws the answer away with the reset.
 		c.linger()
 		return false
-	case d.close || c.s.closing.Load():
-		c.linger()
+	case d.close:
+		if c.w > c.r {
+			c.linger()
+		}
 		return false
 	}
-	return true
+	return true // also while the server shuts down: the client was not told that this was the last
 }
 
 // readHead reads until a request's head is whole and returns its size; 0 means that HTTP/2 begins.
 func (c *wireServerConn) readHead() (int, error) {
-	c.idle.Store(true)
-	defer c.idle.Store(false)
+	c.setIdle(true)
+	defer c.setIdle(false)
 	deadline := idleTimeout
-	if c.w > c.r {
+	switch {
+	case c.w > c.r:
 		deadline = headTimeout // pipelined
+	case c.s.closing.Load():
+		deadline = lastWord
 	}
 	c.readBy(deadline)
 	for first := true; ; first = false {
@@ -166,17 +173,31 @@ func (c *wireServerConn) readHead() (int, error) {
 					return n, err
 				}
 			}
-			c.idle.Store(false)
-			if !first && deadline == idleTimeout {
+			c.setIdle(false)
+			if !first && deadline != headTimeout {
 				deadline = headTimeout
 				c.readBy(deadline)
 			}
-		} else if c.s.closing.Load() {
-			return 0, net.ErrClosed
 		}
 		if err := c.more(); err != nil {
 			return 0, err
 		}
+	}
+}
+
+// setIdle says whether the connection is between requests.
+func (c *wireServerConn) setIdle(on bool) {
+	c.mu.Lock()
+	c.idle = on
+	c.mu.Unlock()
+}
+
+// hurry leaves a connection between requests what is left of lastWord.
+func (c *wireServerConn) hurry() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle {
+		_ = c.nc.SetReadDeadline(time.Unix(0, c.since.Load()).Add(lastWord))
 	}
 }
 
@@ -279,8 +300,11 @@ func (c *wireServerConn) keepHead(n int) {
 // refuse answers what cannot be accepted, if there is something to answer.
 func (c *wireServerConn) refuse(err error) {
 	var e *h1.Error
-	if !errors.As(err, &e) {
-		return // closed, idle too long, or too slow with its head
+	if !errors.As(err, &e) { // closed, idle too long, or too slow with its head
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.linger() // a request that crosses our end is met by the stream's end, which clients know, and not by a reset
+		}
+		return
 	}
 	a := *errBadRequest
 	a.Status, a.Message = e.Status, "The request is not valid HTTP/1.1: "+e.Reason+"."
@@ -362,9 +386,6 @@ func (c *wireServerConn) linger() {
 	cw, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok || cw.CloseWrite() != nil {
 		return
-	}
-	if c.body.done && c.w == c.r {
-		return // nothing is on its way: a plain close loses nothing
 	}
 	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTime))
 	pb := smallPieces.Get().(*[]byte)

@@ -29,9 +29,16 @@ type Server struct {
 	mu      sync.Mutex
 	ln      net.Listener
 	conns   map[*wireServerConn]struct{}
-	closing atomic.Bool
+	closing atomic.Bool // no new connections, and those that are there end one after another
+	closed  bool        // all are closed
 	wg      sync.WaitGroup
+	stdRun  sync.WaitGroup // std's Serve
 }
+
+// lastWord is how long after its beginning or its last answer a connection may still bring a request when the server shuts
+// down. Who connects is about to ask, and who was told that the connection stays open may ask again at once: both
+// would see a reset. An older silent connection is closed at once.
+const lastWord = time.Second
 
 // ClientServer returns the server of the clients' listener. std serves HTTP/2; its handler should be ClientHandler.
 func (p *Proxy) ClientServer(std *http.Server) *Server {
@@ -56,10 +63,10 @@ func (s *Server) Serve(l net.Listener) error {
 		return http.ErrServerClosed
 	}
 	s.ln, s.hand, s.gone = l, newHandoff(l.Addr()), newHangups()
+	s.stdRun.Go(func() { _ = s.std.Serve(s.hand) }) // ends with the hand-off
+	s.wg.Add(1)
 	s.mu.Unlock()
-	s.wg.Go(func() { _ = s.std.Serve(s.hand) }) // ends with the hand-off
-	defer s.gone.close()
-	defer s.hand.Close()
+	defer s.wg.Done()
 	var pause time.Duration
 	for {
 		nc, err := l.Accept()
@@ -90,10 +97,11 @@ func (s *Server) Serve(l net.Listener) error {
 	}
 }
 
+// track takes a connection in, also one that was accepted just before the listener closed.
 func (s *Server) track(c *wireServerConn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing.Load() {
+	if s.closed {
 		return false
 	}
 	s.conns[c] = struct{}{}
@@ -106,14 +114,24 @@ func (s *Server) untrack(c *wireServerConn) {
 	delete(s.conns, c)
 }
 
-// Shutdown stops accepting, closes idle connections and waits for exchanges under way, or for ctx's end.
+// Shutdown stops accepting, closes connections that have been silent for a second, and waits for exchanges under way, or for
+// ctx's end. Who serves a real listener should call [LastAccepts] before.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.stop(false)
-	err := s.std.Shutdown(ctx)
 	done := make(chan struct{})
 	go func() { s.wg.Wait(); close(done) }()
+	// A connection that has said nothing yet may turn out to be HTTP/2, so net/http goes on for as long as one may be silent.
+	young := time.NewTimer(lastWord)
+	defer young.Stop()
 	select {
 	case <-done:
+	case <-young.C:
+	case <-ctx.Done():
+	}
+	err := s.std.Shutdown(ctx)
+	select {
+	case <-done:
+		s.end()
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
@@ -125,6 +143,7 @@ func (s *Server) Close() error {
 	s.stop(true)
 	err := s.std.Close()
 	s.wg.Wait()
+	s.end()
 	return err
 }
 
@@ -132,17 +151,32 @@ func (s *Server) stop(all bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closing.Store(true)
+	s.closed = s.closed || all
 	if s.ln != nil {
 		_ = s.ln.Close()
 	}
-	if s.hand != nil {
+	if all && s.hand != nil {
 		_ = s.hand.Close()
 	}
 	for c := range s.conns {
-		if all || c.idle.Load() {
+		if all {
 			_ = c.nc.Close()
+		} else {
+			c.hurry()
 		}
 	}
+}
+
+// end frees what connections needed, when there are none any more.
+func (s *Server) end() {
+	s.mu.Lock()
+	hand, gone := s.hand, s.gone
+	s.mu.Unlock()
+	if hand != nil { // it has served
+		_ = hand.Close()
+		gone.close()
+	}
+	s.stdRun.Wait()
 }
 
 // handOff gives a connection to net/http, with what was read of it.
