@@ -53,6 +53,7 @@ type Config struct {
 	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" doc:"Whether text streams that break are continued on another replica."`
 	Classes          []string      `env:"CLASSES" is:"words" later:"classes" doc:"Keeps this replica for the named classes while another one is usable."`
 	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" doc:"Lets every client raise its priority by header."`
+	TrustGateway     []string      `env:"TRUST_GATEWAY" is:"nets" doc:"Addresses and networks of gateways of the Gateway API Inference Extension, comma list such as 10.0.0.0/8; a replica that one names in x-gateway-destination-endpoint is the request's first choice. From all others the header is stripped."`
 	Mode             string        `env:"MODE" envDefault:"on" is:"one of on, shadow" doc:"shadow serves everything by the own engine and only records what would have moved and what would be gained; grapevine mode switches the whole fleet while it runs."`
 	AllowPaths       []string      `env:"ALLOW_PATHS" is:"paths" doc:"Paths of the engine that clients may use besides the inference paths, comma list; a trailing * allows all below."`
 	MaxBody          Bytes         `env:"MAX_BODY" envDefault:"64MiB" is:"bytes 1KiB..16GiB" doc:"Largest request body; more is refused with 413."`

@@ -94,6 +94,8 @@ func (r rule) allowed() string {
 		return "a file that can be read"
 	case "hosts":
 		return "comma list of host names without port, .name for all below"
+	case "nets":
+		return "comma list of IP addresses and networks such as 10.0.0.0/8"
 	case "bool":
 		return "true or false"
 	case "int":
@@ -152,6 +154,9 @@ func oneOK(word, args, s string) bool {
 		return validSeed(s)
 	case "hosts":
 		return validHost(strings.TrimPrefix(s, "."))
+	case "nets":
+		_, err := parseNet(s)
+		return err == nil
 	case "name":
 		return nameRule.MatchString(s)
 	case "word", "words":
@@ -193,6 +198,18 @@ func oneOK(word, args, s string) bool {
 		return slices.Contains(strings.Split(strings.TrimPrefix(args, "of "), ", "), s)
 	}
 	return true
+}
+
+// parseNet reads a network, or an address as the network of itself. Bits behind the prefix are a mistake.
+func parseNet(s string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err == nil && p != p.Masked() {
+		err = errors.New("not the start of a network")
+	}
+	return p, err
 }
 
 func cmpOr(a, b string) string {

@@ -88,6 +88,8 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"GATE=on"}, `GRAPEVINE_GATE="on": must be one of auto, off`},
 		{[]string{"CONTINUE=on"}, `GRAPEVINE_CONTINUE="on": must be one of auto, off`},
 		{[]string{"CLASSES=A B"}, `GRAPEVINE_CLASSES="A B": must be comma list of words`},
+		{[]string{"TRUST_GATEWAY=10.0.0.0/8,10.1.2.3/8"}, `GRAPEVINE_TRUST_GATEWAY="10.0.0.0/8,10.1.2.3/8": must be comma list of IP addresses and networks such as 10.0.0.0/8`},
+		{[]string{"TRUST_GATEWAY=gateway"}, `GRAPEVINE_TRUST_GATEWAY="gateway": must be comma list of IP addresses and networks such as 10.0.0.0/8`},
 		{[]string{"TRUST_PRIORITY=2"}, `GRAPEVINE_TRUST_PRIORITY="2": must be true or false`},
 		{[]string{"MODE=off"}, `GRAPEVINE_MODE="off": must be one of on, shadow`},
 		{[]string{"ALLOW_PATHS=v1"}, `GRAPEVINE_ALLOW_PATHS="v1": must be comma list of paths that start with /, * only at the end`},

@@ -73,6 +73,8 @@ type exchange struct {
 	pinned  bool      // it needs an object that one replica keeps
 	refused *apiError // by our own gate
 
+	gatewayPort string // of the client listeners, as the trusted gateway has it that chose the replica; "" = none did
+
 	shadowed shadowNote // what shadow mode says of it
 	trace    *traced    // nil = nobody traces
 
@@ -321,8 +323,11 @@ func (x *exchange) serveEntry() {
 	p := x.p
 	p.budget.first(x.arrived)
 	x.trace.picking()
-	d, owned := x.owner()
-	if !owned {
+	d, settled := x.owner()
+	if !settled {
+		d, settled = x.chosen()
+	}
+	if !settled {
 		d = x.pick()
 	}
 	if d.Peer == nil {

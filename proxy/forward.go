@@ -341,6 +341,7 @@ func (x *exchange) judge(a *attempt, ans *Answer) (v verdict, o routing.Outcome,
 		}
 	}
 	cleanResponse(&h.Header, !a.self)
+	x.tellServed(&h.Header, a.peer)
 	if x.role == roleTarget {
 		return 0, 0, true // the entry agent judges
 	}

@@ -64,6 +64,9 @@ type Config struct {
 	Hosts            []string      // names that clients may use for us, without port; .example.org = all below; none = any
 	MaxConns         int           // connections of the client listener; 0 = no limit
 
+	// TrustGateway reports whether the connection from there is that of a gateway that may choose replicas; nil = none is.
+	TrustGateway func(remote string) bool
+
 	// Authorize checks a client's key ("" = it showed none), which it must not keep; nil = everybody may come in.
 	Authorize func(key, remote string) (Access, bool)
 

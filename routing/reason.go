@@ -27,10 +27,11 @@ const (
 	ReasonMoved               // an idle agent pulled it while it was held
 	ReasonOwner               // it made the object that the request names
 	ReasonShadow              // shadow mode keeps everything here
+	ReasonGateway             // a trusted gateway named it
 )
 
 var reasonNames = [...]string{"none", "self", "best", "prefix", "only", "asked", "turn", "random", "hash", "panic",
-	"unknown_model", "no_model", "no_service", "too_long", "all_full", "all_tried", "none_usable", "moved", "owner", "shadow"}
+	"unknown_model", "no_model", "no_service", "too_long", "all_full", "all_tried", "none_usable", "moved", "owner", "shadow", "gateway"}
 
 // String returns the lower-case name used as a metric label and in x-grapevine-reason.
 func (r Reason) String() string {

@@ -212,7 +212,7 @@ var wrong = map[string]string{
 	"ENGINE_KIND": "My Engine", "ENGINE_METRICS_URL": "metrics", "ENGINE_METRICS": "waiting", "ENGINE_API_KEY_FILE": "/nonexistent",
 	"POLICY": "best", "AFFINITY": "yes", "WEIGHT": "NaN", "MAX_INFLIGHT": "0", "QUEUE_LIMIT": "many", "QUEUE_TIMEOUT": "30",
 	"FIRST_BYTE_TIMEOUT": "0s", "IDLE_TIMEOUT": "-1s", "RETRY_BUDGET": "20%", "GATE": "on", "CONTINUE": "on", "CLASSES": "A B",
-	"TRUST_PRIORITY": "2", "MODE": "dry", "ALLOW_PATHS": "sleep", "MAX_BODY": "64 parsecs", "MODEL_ALIASES": "gpt",
+	"TRUST_PRIORITY": "2", "TRUST_GATEWAY": "gateway", "MODE": "dry", "ALLOW_PATHS": "sleep", "MAX_BODY": "64 parsecs", "MODEL_ALIASES": "gpt",
 	"API_KEYS_FILE": "/nonexistent", "DRAIN_TIMEOUT": "5 minutes", "TLS_CERT_FILE": "/nonexistent", "TLS_KEY_FILE": "/nonexistent",
 	"PEER_TLS_CERT_FILE": "/nonexistent", "PEER_TLS_KEY_FILE": "/nonexistent", "PEER_TLS_CA_FILE": "/nonexistent",
 	"MAX_CONNECTIONS": "0", "ACCESS_LOG": "all", "HOSTS": "a b",
