@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -58,16 +59,33 @@ func startVictim(t *testing.T, key string, join ...string) *victim {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = sim.Run(ctx) })
-	engine := httptest.NewServer(sim)
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	return startVictimAt(t, serveEngine(t, sim), key, join...)
+}
+
+func serveEngine(t *testing.T, h http.Handler) string {
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+type peerStatus = agent.PeerStatus
+
+// startVictimAt starts an agent in front of the engine at that URL.
+func startVictimAt(t *testing.T, engine, key string, join ...string) *victim {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
 	cfg := agent.DefaultConfig()
 	cfg.Listen, cfg.PeerListen, cfg.StatusListen, cfg.GossipListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
-	cfg.EngineURL, cfg.Cluster, cfg.GossipKey, cfg.Join, cfg.DrainTimeout = engine.URL, "hostile", key, join, time.Second
+	cfg.EngineURL, cfg.Cluster, cfg.GossipKey, cfg.Join, cfg.DrainTimeout = engine, "hostile", key, join, time.Second
 	v := &victim{log: &lockedLog{}}
+	var err error
 	v.Agent, err = agent.New(cfg, agent.Options{Logger: slog.New(slog.NewTextHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	require.NoError(t, err)
 	done := make(chan error, 1)
 	wg.Go(func() { done <- v.Run(ctx) })
-	t.Cleanup(func() { cancel(); wg.Wait(); engine.Close() })
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	select {
 	case <-v.Listening():
 	case err := <-done:
@@ -86,6 +104,20 @@ func (v *victim) get(t *testing.T, path string) string {
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	return string(b)
+}
+
+// metric is the sum of a metric over its labels.
+func (v *victim) metric(t *testing.T, name string) (sum float64) {
+	t.Helper()
+	for line := range strings.Lines(v.get(t, "/metrics")) {
+		if rest, ok := strings.CutPrefix(line, name); ok && strings.ContainsAny(rest[:1], " {") {
+			f := strings.Fields(rest)
+			n, err := strconv.ParseFloat(f[len(f)-1], 64)
+			require.NoError(t, err, line)
+			sum += n
+		}
+	}
+	return sum
 }
 
 // warnings counts lines of level WARN and above.
