@@ -46,6 +46,24 @@ var peers = []peer{
 	{"grapevine-two-tls", nil, agents(2, false, true)},
 }
 
+// otherBuilds are the rows of our own again with another agent: what a change costs shows only beside its past.
+func otherBuilds(name, path string) (out []peer) {
+	for _, p := range peers {
+		if !strings.HasPrefix(p.name, "grapevine") {
+			continue
+		}
+		start := p.start
+		p.name = strings.Replace(p.name, "grapevine", name, 1)
+		p.start = func(b *bench, at *place) ([]command, error) {
+			other := *b
+			other.agent = path
+			return start(&other, at)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
 func inPath(name string) func() string {
 	return func() string {
 		if _, err := exec.LookPath(name); err != nil {

@@ -62,6 +62,14 @@ func proxyBench(args []string) error {
 	which := fs.String("scenarios", "", "comma list; default all")
 	reps := fs.Int("reps", 5, "repetitions")
 	calls := fs.Bool("syscalls", false, "count system calls instead (strace)")
+	fs.Func("build", "NAME=PATH of another build of the agent, run beside this one; repeatable", func(v string) error {
+		name, path, ok := strings.Cut(v, "=")
+		if !ok || name == "" {
+			return errors.New("want NAME=PATH")
+		}
+		peers = append(peers, otherBuilds(name, path)...)
+		return nil
+	})
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
