@@ -99,7 +99,7 @@ func newConnector(dial func(context.Context) (net.Conn, error), secure securer, 
 			return c, late, err
 		}
 		return within(ctx, handshake, func(ctx context.Context) (net.Conn, error) {
-			t, err := secure(ctx, c, proto)
+			t, err := secure(ctx, fastConn(c), proto)
 			if err != nil {
 				_ = c.Close()
 				return nil, err

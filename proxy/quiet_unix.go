@@ -9,7 +9,11 @@ import (
 
 // peekConn looks at what waits on a connection without taking it.
 func peekConn(nc net.Conn) waiting {
-	sc, is := below(nc).(syscall.Conn)
+	nc = below(nc)
+	if s, is := nc.(*sock); is {
+		return s.look()
+	}
+	sc, is := nc.(syscall.Conn)
 	if !is {
 		return waitUnknown
 	}

@@ -43,13 +43,13 @@ type wireServerConn struct {
 	serving atomic.Bool  // a request is here whole, as far as its head goes
 	since   atomic.Int64 // when it was not, ns since 1970
 
-	buf  *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
-	r, w int
-	req  h1.Request
-	in   RequestHead
-	head *wireHead // its memory
-	body wireRequestBody
-	down wireDown
+	headBuf
+	req   h1.Request
+	timed time.Time // when the deadline of writes was set
+	in    RequestHead
+	head  *wireHead // its memory
+	body  wireRequestBody
+	down  wireDown
 
 	watched bool // hangups tells when the client ends its side
 	mu      sync.Mutex
@@ -84,9 +84,7 @@ func (c *wireServerConn) serve() {
 	if c.nc != nil {
 		_ = c.nc.Close()
 	}
-	if c.buf != nil {
-		c.dropBuf()
-	}
+	c.drop()
 }
 
 // one serves a request. It returns false when the connection is over or has another owner (then nc is nil).
@@ -106,7 +104,7 @@ func (c *wireServerConn) one() (more bool) {
 			c.s.gone.forget(c)
 			c.watched = false
 		}
-		_ = c.nc.SetReadDeadline(time.Time{})
+		_ = c.nc.SetDeadline(time.Time{})
 		c.s.handOff(c.nc, (*c.buf)[c.r:c.w])
 		c.nc = nil
 		return false
@@ -179,7 +177,7 @@ func (c *wireServerConn) readHead() (int, error) {
 				c.readBy(deadline)
 			}
 		}
-		if err := c.more(); err != nil {
+		if err := c.more(c.nc); err != nil {
 			return 0, err
 		}
 	}
@@ -213,36 +211,6 @@ func (c *wireServerConn) readBy(limit time.Duration) {
 		c.due = now.Add(limit)
 	}
 	_ = c.nc.SetReadDeadline(now.Add(limit))
-}
-
-// more reads once into the buffer.
-func (c *wireServerConn) more() error {
-	if c.buf == nil {
-		c.buf = headPieces.Get().(*[]byte)
-		c.r, c.w = 0, 0
-	}
-	if c.r > 0 {
-		c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
-		c.r = 0
-	}
-	if c.w == len(*c.buf) {
-		bigger := make([]byte, 2*c.w)
-		copy(bigger, *c.buf)
-		c.buf = &bigger
-	}
-	n, err := c.nc.Read((*c.buf)[c.w:])
-	c.w += n
-	if n > 0 {
-		return nil
-	}
-	return err
-}
-
-func (c *wireServerConn) dropBuf() {
-	if len(*c.buf) == headPiece {
-		headPieces.Put(c.buf)
-	}
-	c.buf, c.r, c.w = nil, 0, 0
 }
 
 // wireHead is the memory of a request's head. Nothing of it outlives the exchange: what does, the core copies.
@@ -292,9 +260,8 @@ func (c *wireServerConn) keepHead(n int) {
 		c.in.Upgrade = "websocket"
 	}
 	q.Method, q.Target = moved(own, *c.buf, start, q.Method), moved(own, *c.buf, start, q.Target)
-	if c.r += n; c.r == c.w {
-		c.dropBuf()
-	}
+	c.r += n
+	c.dropEmpty()
 }
 
 // refuse answers what cannot be accepted, if there is something to answer.
@@ -348,8 +315,7 @@ func (c *wireServerConn) listen() {
 		var b [1]byte
 		n, err := c.nc.Read(b[:])
 		if n > 0 {
-			c.buf = headPieces.Get().(*[]byte)
-			c.r, c.w = 0, copy(*c.buf, b[:n])
+			c.putBack(b[:n])
 		}
 		var ne net.Error
 		if err != nil && !(errors.As(err, &ne) && ne.Timeout()) {
@@ -460,15 +426,11 @@ func (b *wireRequestBody) raw(p []byte) (int, error) {
 		if !b.frame.Chunked {
 			return c.nc.Read(p) // no byte of the next request can be in it
 		}
-		if err := c.more(); err != nil {
+		if err := c.more(c.nc); err != nil {
 			return 0, err
 		}
 	}
-	n := copy(p, (*c.buf)[c.r:c.w])
-	if c.r += n; c.r == c.w {
-		c.dropBuf()
-	}
-	return n, nil
+	return c.take(p), nil
 }
 
 // payload moves the payload in p to its beginning and says how much there is. Bytes behind a chunked body's end go
@@ -493,22 +455,4 @@ func (b *wireRequestBody) payload(p []byte) (int, error) {
 		}
 	}
 	return n, nil
-}
-
-// putBack makes bytes that were taken from the buffer the next to be read. They stood just before c.r.
-func (c *wireServerConn) putBack(p []byte) {
-	if len(p) == 0 {
-		return
-	}
-	if c.buf != nil {
-		c.r -= len(p)
-		copy((*c.buf)[c.r:], p)
-		return
-	}
-	c.buf = headPieces.Get().(*[]byte)
-	if len(p) > len(*c.buf) {
-		bigger := make([]byte, len(p))
-		c.buf = &bigger
-	}
-	c.r, c.w = 0, copy(*c.buf, p)
 }

@@ -29,7 +29,6 @@ type wireDown struct {
 	finished  bool
 	aborted   bool
 	tunnelled bool
-	timed     time.Time // when the write deadline was set
 }
 
 // Head implements Downstream.
@@ -171,8 +170,8 @@ func (d *wireDown) flush() error {
 
 // deadline renews the write deadline now and then: setting it for each chunk would cost more than the chunk.
 func (d *wireDown) deadline() {
-	if now := time.Now(); now.Sub(d.timed) > writeTimeout/8 {
-		d.timed = now
+	if now := time.Now(); now.Sub(d.c.timed) > writeTimeout/8 {
+		d.c.timed = now
 		_ = d.c.nc.SetWriteDeadline(now.Add(writeTimeout))
 	}
 }
@@ -214,7 +213,7 @@ func (d *wireDown) Tunnel(h *ResponseHead) (io.ReadWriteCloser, error) {
 	nc := c.nc
 	if c.w > c.r {
 		nc = &earlyConn{Conn: nc, early: append([]byte(nil), (*c.buf)[c.r:c.w]...)}
-		c.dropBuf()
+		c.drop()
 	}
 	return nc, nil
 }

@@ -26,6 +26,12 @@ type sock struct {
 	gf   func(fd uintptr) bool
 	gp   *[]byte
 	pool *sync.Pool
+
+	af    func(fd uintptr) bool // of ask
+	asked bool
+	used  bool
+	seen  waiting
+	lf    func(fd uintptr) // of look
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -48,7 +54,7 @@ func fastConn(nc net.Conn) net.Conn {
 		return nc
 	}
 	s := &sock{Conn: nc, raw: raw}
-	s.in.f, s.out.f, s.gf = s.read, s.write, s.readLent
+	s.in.f, s.out.f, s.gf, s.af, s.lf = s.read, s.write, s.readLent, s.ask1, s.look1
 	return s
 }
 
@@ -121,6 +127,61 @@ func (s *sock) Write(p []byte) (int, error) {
 		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
 	}
 	return c.n, err
+}
+
+// ask sends p and waits until there is something to read. The wait begins before the write, so that the answer cannot come
+// unseen, and no read has to find out that it is not there yet. fresh false, for a connection that was used before: it has
+// ended, or something waits on it that nobody asked for; then nothing was sent.
+func (s *sock) ask(p []byte, used bool) (fresh bool, err error) {
+	c := &s.out
+	c.p, c.n, c.err = p, 0, nil
+	s.asked, s.used, s.seen = false, used, waitNothing
+	err = s.raw.Read(s.af)
+	n := c.n
+	c.p = nil
+	switch {
+	case s.seen != waitNothing:
+		return false, nil
+	case err == nil && c.err != nil:
+		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
+	case err == nil && n < len(p):
+		_, err = s.Write(p[n:]) // more than the kernel takes at once
+	}
+	return true, err
+}
+
+func (s *sock) ask1(fd uintptr) bool {
+	if s.asked {
+		return true
+	}
+	s.asked = true
+	if s.used {
+		if s.look1(fd); s.seen != waitNothing {
+			return true
+		}
+	}
+	return !s.write(fd) || s.out.err != nil
+}
+
+// look tells what waits on the connection, without taking it.
+func (s *sock) look() waiting {
+	if s.raw.Control(s.lf) != nil {
+		return waitClosed
+	}
+	return s.seen
+}
+
+func (s *sock) look1(fd uintptr) {
+	var b [1]byte
+	n, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	switch {
+	case e == syscall.EAGAIN || e == syscall.EINTR:
+		s.seen = waitNothing
+	case e != 0 || n == 0:
+		s.seen = waitClosed
+	default:
+		s.seen = waitData
+	}
 }
 
 // lend waits for data and reads it into memory from pool, at most most bytes (-1 = what fits).

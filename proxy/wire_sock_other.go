@@ -16,4 +16,8 @@ type sock struct{ net.Conn }
 
 func (s *sock) lend(*sync.Pool, int) (*[]byte, int, error) { return nil, 0, io.EOF }
 
+func (s *sock) ask([]byte, bool) (fresh bool, err error) { return false, io.EOF }
+
+func (s *sock) look() waiting { return waitUnknown }
+
 func plainConn(nc net.Conn) net.Conn { return nc }

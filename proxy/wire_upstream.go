@@ -50,17 +50,11 @@ type wireConn struct {
 	used  bool      // it has served a request
 	since time.Time // idle since
 
-	buf   *[]byte // bytes read and not consumed are (*buf)[r:w]; nil when there are none
-	r, w  int
+	headBuf
 	resp  h1.Response
 	reply *wireReply // of the exchange under way, until its head is whole
 	vec   net.Buffers
 }
-
-// Sizes of what is read at once. A head that does not fit doubles its buffer up to h1.MaxHead.
-const headPiece = 4 << 10
-
-var headPieces = sync.Pool{New: func() any { b := make([]byte, headPiece); return &b }}
 
 // outPieces are what is put together for one write.
 var outPieces = sync.Pool{New: func() any { b := make([]byte, 0, headPiece); return &b }}
@@ -72,7 +66,8 @@ const oneWrite = 16 << 10
 // has read all of it.
 const writeAside = 256 << 10
 
-// get returns an idle connection, or a new one. The newest is taken, so that a pool larger than the load shrinks.
+// get returns an idle connection, or a new one. The newest is taken, so that a pool larger than the load shrinks. That an
+// idle one is still good shows when it is written to.
 func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
 	now := time.Now()
 	for {
@@ -86,7 +81,7 @@ func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
 		u.spare[n-1] = nil
 		u.spare = u.spare[:n-1]
 		u.mu.Unlock()
-		if now.Sub(c.since) < u.life && quiet(c.nc) {
+		if now.Sub(c.since) < u.life {
 			return c, nil
 		}
 		_ = c.nc.Close() // idle, so nothing is lost
@@ -153,18 +148,29 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	if r.HTTP2 {
 		return u.std.Send(ctx, r)
 	}
-	c, err := u.get(ctx)
-	if err != nil {
-		closeBody(r)
-		return nil, &SendError{Stage: StageDial, Err: err}
-	}
-	hold := closeAtEnd(ctx, c.nc) // ends the read or write under way
+	var (
+		c     *wireConn
+		hold  holder
+		aside <-chan struct{}
+		err   error
+	)
 	fail := func(stage Stage, err error) (*Answer, error) {
 		hold.release()
 		_ = c.nc.Close()
 		return nil, &SendError{Stage: stage, Reused: c.used, Err: err}
 	}
-	aside, err := c.write(r)
+	for {
+		if c, err = u.get(ctx); err != nil {
+			closeBody(r)
+			return nil, &SendError{Stage: StageDial, Err: err}
+		}
+		hold = closeAtEnd(ctx, c.nc) // ends the read or write under way
+		if aside, err = c.write(r); err != errStale {
+			break
+		}
+		hold.release()
+		_ = c.nc.Close() // idle, so nothing is lost
+	}
 	if err != nil && peekConn(c.nc) != waitData {
 		// An engine that refuses a large body may have answered and closed; only without an answer is it lost.
 		return fail(StageNoReply, err)
@@ -200,9 +206,19 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	return &a.Answer, nil
 }
 
+// errStale means that a kept connection had ended, or that something waits on it; nothing was sent.
+var errStale = errors.New("the kept connection has ended")
+
 // write sends the request. A body that is all here goes with the head; another one is written by a goroutine, whose
 // end is told by the channel.
 func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
+	s, asks := c.nc.(*sock)
+	kept, whole := r.Body.(*bodyReader)
+	whole = whole && r.Length >= 0 && r.Length <= writeAside && kept.b.complete()
+	asks = asks && (r.Body == nil || whole && r.Length <= oneWrite-headPiece)
+	if c.used && !asks && !quiet(c.nc) {
+		return nil, errStale
+	}
 	pb := outPieces.Get().(*[]byte)
 	b := appendRequestHead((*pb)[:0], r)
 	defer func() {
@@ -211,12 +227,24 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 		}
 		outPieces.Put(pb)
 	}()
+	if asks {
+		if whole {
+			for _, blk := range kept.b.blocks {
+				b = append(b, blk...)
+			}
+		}
+		fresh, err := s.ask(b, c.used)
+		if !fresh {
+			return nil, errStale
+		}
+		closeBody(r)
+		return nil, err
+	}
 	if r.Body == nil {
 		_, err = c.nc.Write(b)
 		return nil, err
 	}
-	kept, ok := r.Body.(*bodyReader)
-	if ok && r.Length >= 0 && r.Length <= writeAside && kept.b.complete() {
+	if whole {
 		defer kept.Close()
 		if len(b)+int(r.Length) <= oneWrite {
 			for _, blk := range kept.b.blocks {
@@ -341,7 +369,10 @@ func (c *wireConn) readHead(method string, interim func(Header)) error {
 				continue
 			}
 		}
-		if err := c.more(); err != nil {
+		if err := c.more(c.nc); err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
 			return err
 		}
 	}
@@ -396,9 +427,7 @@ func (c *wireConn) keepHead(n int) {
 		f.Name, f.Value = moved(own, *c.buf, c.r-n, f.Name), moved(own, *c.buf, c.r-n, f.Value)
 	}
 	c.resp.Upgrade, c.resp.ContentType, c.resp.Reason = nil, nil, nil
-	if c.r == c.w {
-		c.dropBuf()
-	}
+	c.dropEmpty()
 }
 
 // moved is the part of own that has the place that b has in the head at buf[start:].
@@ -438,43 +467,6 @@ func (c *wireConn) declared() int64 {
 		return 0
 	}
 	return -1
-}
-
-// more reads once into the buffer.
-func (c *wireConn) more() error {
-	if c.buf == nil {
-		c.buf = headPieces.Get().(*[]byte)
-		c.r, c.w = 0, 0
-	}
-	if c.r > 0 {
-		c.w = copy(*c.buf, (*c.buf)[c.r:c.w])
-		c.r = 0
-	}
-	if c.w == len(*c.buf) {
-		if c.w >= h1.MaxHead {
-			return errors.New("head of the answer is too large")
-		}
-		bigger := make([]byte, 2*c.w)
-		copy(bigger, *c.buf)
-		c.buf = &bigger
-	}
-	n, err := c.nc.Read((*c.buf)[c.w:])
-	c.w += n
-	if n > 0 {
-		return nil
-	}
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return err
-}
-
-// dropBuf gives the empty buffer back.
-func (c *wireConn) dropBuf() {
-	if len(*c.buf) == headPiece {
-		headPieces.Put(c.buf)
-	}
-	c.buf, c.r, c.w = nil, 0, 0
 }
 
 // wireBody reads an answer's payload. It owns its connection until end.
@@ -582,11 +574,7 @@ func (b *wireBody) raw(p []byte) (int, error) {
 		p = p[:b.left]
 	}
 	if c.buf != nil {
-		n := copy(p, (*c.buf)[c.r:c.w])
-		if c.r += n; c.r == c.w {
-			c.dropBuf()
-		}
-		return n, nil
+		return c.take(p), nil
 	}
 	return c.nc.Read(p)
 }
@@ -669,11 +657,7 @@ type wireTunnel struct {
 // Read gives the early bytes first (C40).
 func (t *wireTunnel) Read(p []byte) (int, error) {
 	if c := t.c; c.buf != nil {
-		n := copy(p, (*c.buf)[c.r:c.w])
-		if c.r += n; c.r == c.w {
-			c.dropBuf()
-		}
-		return n, nil
+		return c.take(p), nil
 	}
 	return t.Conn.Read(p)
 }
