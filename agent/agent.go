@@ -33,6 +33,9 @@ type Options struct {
 	Seed      uint64               // of random choices; 0 = random
 	Transport memberlist.Transport // replaces gossip's sockets, for tests
 
+	// Step is called at the steps of the steal protocol (proxy.Config.Step), for tests that kill an agent there.
+	Step func(name string)
+
 	// Listen and Dial replace the network under the HTTP listeners and under connections to engine and peers, for tests.
 	// Addresses must look like those of TCP.
 	Listen func(ctx context.Context, network, address string) (net.Listener, error)

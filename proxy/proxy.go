@@ -104,8 +104,8 @@ type Config struct {
 
 	NoSteal bool // held requests of others are not pulled
 
-	// step is called by tests at the steps of the steal protocol; nil = none.
-	step func(name string)
+	// Step is called at the steps of the steal protocol, for tests that stop the world there; nil = none.
+	Step func(name string)
 
 	// std sends by net/http: the twin in tests of our own HTTP/1.1.
 	std bool

@@ -242,7 +242,7 @@ const (
 )
 
 func (p *Proxy) step(name string) {
-	if p.cfg.step != nil {
-		p.cfg.step(name)
+	if p.cfg.Step != nil {
+		p.cfg.Step(name)
 	}
 }

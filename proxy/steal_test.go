@@ -165,7 +165,7 @@ func (s stealStory) play(t *testing.T) stealEnd {
 			order = inOrder{uint64(s.victim + 1), 1, 2, 3}
 		}
 		c.Policy = order
-		c.step = func(step string) {
+		c.Step = func(step string) {
 			if step == s.step && i == s.at && s.kill >= 0 {
 				once.Do(func() { m.kill(s.kill) })
 			}

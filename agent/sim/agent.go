@@ -140,7 +140,7 @@ func (s *Sim) look(a *agent) routing.Live {
 		x := a.engine.Load()
 		l.PendingTokens = x.Pending
 		l.KVUsed = float64(x.KVUsed) / float64(s.cfg.Engine.KVTokens)
-		l.PrefillRate = prefillRate(a.engine.Params())
+		l.PrefillRate = a.engine.Params().PrefillRate()
 	}
 	return l
 }
@@ -225,10 +225,4 @@ func (s *Sim) share(a *agent, now int64) {
 			b.table.SetDigest(a.boot, seq, blocks, s.time(now))
 		}
 	}
-}
-
-// prefillRate is an engine's true speed at prompts, in tokens/s: a step full of them.
-func prefillRate(p enginesim.Params) float64 {
-	c := p.Cost
-	return float64(p.Budget) * p.Speed / (c.Fixed + max(c.Weights, c.Token*float64(p.Budget)))
 }

@@ -63,7 +63,7 @@ func talk(t testing.TB, urls []string, sessions int, seed uint64) {
 				for range turns {
 					talks = append(talks, message{"user", words(rnd, turnTokens)})
 					body, _ := json.Marshal(map[string]any{"model": harness.FakeModel, "stream": true, "max_tokens": 8, "ignore_eos": true, "messages": talks})
-					if _, err := ask(hc, urls[rnd.IntN(len(urls))], body, func() {}); !assert.NoError(t, err) {
+					if _, err := ask(hc, urls[rnd.IntN(len(urls))], body); !assert.NoError(t, err) {
 						return
 					}
 					talks = append(talks, message{"assistant", "an answer of session " + strconv.Itoa(i)})

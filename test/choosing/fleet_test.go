@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,63 +88,86 @@ func capacity(t testing.TB, list []arrival) float64 {
 	return float64(len(list)) / last.Seconds()
 }
 
-// result is what the clients of one run saw.
-type result struct {
+// fleet is one policy's engines with their agents, and what its clients saw.
+type fleet struct {
 	name   string
-	ttft   []time.Duration // sorted
+	agents []string // URLs
+	all    []*harness.Process
+
+	mu     sync.Mutex
+	ttft   []time.Duration // sorted in the end
 	errors int
 	last   error
-	cpu    float64 // share of two cores that all processes took, the clients included
 }
 
-func (r *result) mean() time.Duration {
+// newFleet starts fresh engines and agents of that program beside them.
+func newFleet(t testing.TB, name, program string, env harness.Env) *fleet {
+	s := harness.New(t).Program(program)
+	f := &fleet{name: name}
+	var urls []string
+	for i := range engines {
+		e := s.FakeEngine(i+1, "-slots", fmt.Sprint(slots), "-prefill-rate", fmt.Sprint(prefillRate), "-decode-step", decodeStep.String())
+		urls = append(urls, e.URL)
+		f.all = append(f.all, e.Process)
+	}
+	for _, a := range s.Mesh(urls, env) {
+		f.agents = append(f.agents, a.URL)
+		f.all = append(f.all, a.Process)
+	}
+	return f
+}
+
+func (f *fleet) stop() {
+	for _, p := range f.all {
+		p.Kill()
+	}
+}
+
+func (f *fleet) mean() time.Duration {
 	var sum time.Duration
-	for _, d := range r.ttft {
+	for _, d := range f.ttft {
 		sum += d
 	}
-	return sum / time.Duration(max(1, len(r.ttft)))
+	return sum / time.Duration(max(1, len(f.ttft)))
 }
 
-func (r *result) p99() time.Duration {
-	if len(r.ttft) == 0 {
+func (f *fleet) p99() time.Duration {
+	if len(f.ttft) == 0 {
 		return 0
 	}
-	return r.ttft[min(len(r.ttft)-1, len(r.ttft)*99/100)]
+	return f.ttft[min(len(f.ttft)-1, len(f.ttft)*99/100)]
 }
 
-// picker says to which URL a request goes; done is called with the time of its first content (zero: none) and its end.
-type picker func(a arrival) (url string, first, done func())
-
-// play sends each request at its time, whatever became of those before.
-func play(t testing.TB, name string, list []arrival, pick picker, pids []int) *result {
+// play sends each request to every fleet at its time, whatever became of those before. It returns the share of all cores
+// that the processes of all fleets took, the clients included.
+func play(fleets []*fleet, list []arrival) (cpu float64) {
 	hc := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true, IdleConnTimeout: 3 * time.Second}}
 	defer hc.CloseIdleConnections()
-	r := &result{name: name}
-	var mu sync.Mutex
+	busy, start := cpuTime(fleets), time.Now()
 	var wg sync.WaitGroup
-	busy, start := cpuTime(pids), time.Now()
 	for i, a := range list {
 		body := chat(i, a)
 		time.Sleep(time.Until(start.Add(time.Duration(a.At * float64(time.Second)))))
-		wg.Go(func() {
-			begin := time.Now()
-			url, first, done := pick(a)
-			at, err := ask(hc, url, body, first)
-			done()
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				r.errors++
-				r.last = err
-				return
-			}
-			r.ttft = append(r.ttft, at.Sub(begin))
-		})
+		for _, f := range fleets {
+			wg.Go(func() {
+				begin := time.Now()
+				at, err := ask(hc, f.agents[a.entry], body)
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if err != nil {
+					f.errors++
+					f.last = err
+					return
+				}
+				f.ttft = append(f.ttft, at.Sub(begin))
+			})
+		}
 	}
 	wg.Wait()
-	r.cpu = (cpuTime(pids) - busy).Seconds() / time.Since(start).Seconds() / 2
-	slices.Sort(r.ttft)
-	return r
+	for _, f := range fleets {
+		slices.Sort(f.ttft)
+	}
+	return (cpuTime(fleets) - busy).Seconds() / time.Since(start).Seconds() / float64(runtime.NumCPU())
 }
 
 // chat is the request's body. Prompts share no prefix.
@@ -155,7 +179,7 @@ func chat(i int, a arrival) []byte {
 }
 
 // ask sends one request and reads its stream to the end; it returns when the first content came.
-func ask(hc *http.Client, url string, body []byte, first func()) (at time.Time, err error) {
+func ask(hc *http.Client, url string, body []byte) (at time.Time, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, "POST", url+"/v1/chat/completions", bytes.NewReader(body))
@@ -177,7 +201,6 @@ func ask(hc *http.Client, url string, body []byte, first func()) (at time.Time, 
 		line := lines.Bytes()
 		if at.IsZero() && bytes.Contains(line, []byte(`"content":"`)) && !bytes.Contains(line, []byte(`"content":""`)) {
 			at = time.Now()
-			first()
 		}
 		done = done || bytes.Equal(line, []byte("data: [DONE]"))
 	}
@@ -187,9 +210,15 @@ func ask(hc *http.Client, url string, body []byte, first func()) (at time.Time, 
 	return at, nil
 }
 
-// cpuTime is what the processes and ourselves have taken so far.
-func cpuTime(pids []int) (sum time.Duration) {
-	for _, pid := range append([]int{os.Getpid()}, pids...) {
+// cpuTime is what the fleets' processes and ourselves have taken so far.
+func cpuTime(fleets []*fleet) (sum time.Duration) {
+	pids := []int{os.Getpid()}
+	for _, f := range fleets {
+		for _, p := range f.all {
+			pids = append(pids, p.Pid())
+		}
+	}
+	for _, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			continue
@@ -203,29 +232,4 @@ func cpuTime(pids []int) (sum time.Duration) {
 		}
 	}
 	return sum
-}
-
-// fleet is fresh engines, and agents beside them if env is not nil.
-func fleet(t testing.TB, env harness.Env) (engineURLs, agentURLs []string, pids []int, stop func()) {
-	s := harness.New(t)
-	var all []*harness.Process
-	for i := range engines {
-		e := s.FakeEngine(i+1, "-slots", fmt.Sprint(slots), "-prefill-rate", fmt.Sprint(prefillRate), "-decode-step", decodeStep.String())
-		engineURLs = append(engineURLs, e.URL)
-		all = append(all, e.Process)
-	}
-	if env != nil {
-		for _, a := range s.Mesh(engineURLs, env) {
-			agentURLs = append(agentURLs, a.URL)
-			all = append(all, a.Process)
-		}
-	}
-	for _, p := range all {
-		pids = append(pids, p.Pid())
-	}
-	return engineURLs, agentURLs, pids, func() {
-		for _, p := range all {
-			p.Kill()
-		}
-	}
 }

@@ -4,8 +4,8 @@
 //	fakeengine -listen 127.0.0.1:0 -dialect vllm -slots 8 -speed 0.5
 //
 // When it serves it prints one line on standard output, "listening on 127.0.0.1:43210". Each flag can be given as
-// FAKEENGINE_NAME in the environment, the dash as an underscore; flags win. Faults are made with POST /fault and seen with
-// GET /journal, on the same address or on -control.
+// FAKEENGINE_NAME in the environment, the dash as an underscore; flags win. Faults are made with POST /fault; GET /journal
+// lists what ran and GET /state tells the exact load, on the same address or on -control.
 package main
 
 import (

@@ -44,6 +44,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/journal":
 		s.serveJournal(w, r)
 		return
+	case path == "/state":
+		s.serveState(w, r)
+		return
 	case s.gone():
 		reset(r)
 	}

@@ -49,6 +49,15 @@ func Rates(prefillRate float64, decodeStep time.Duration, slots int) Params {
 	}
 }
 
+// PrefillRate is the engine's speed at prompts, in tokens/s: a step full of them.
+func (p Params) PrefillRate() float64 {
+	speed := p.Speed
+	if speed == 0 {
+		speed = 1
+	}
+	return float64(p.Budget) * speed / (p.Cost.Fixed + max(p.Cost.Weights, p.Cost.Token*float64(p.Budget)))
+}
+
 // DefaultParams is a small replica for demos and tests: 10,000 prompt tokens/s, 20 ms a decode step, 32 slots, 131,072 KV tokens.
 func DefaultParams() Params {
 	p := Rates(10_000, 20*time.Millisecond, 32)

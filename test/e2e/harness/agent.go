@@ -61,7 +61,7 @@ func (s *Stage) Agent(n int, engine string, env ...Env) *Agent {
 // Start starts the process, again after an exit.
 func (a *Agent) Start() {
 	a.s.t.Helper()
-	a.Process = a.s.Start(fmt.Sprintf("agent%d", a.N), a.env, Build(a.s.t, "./cmd/grapevine"), "agent")
+	a.Process = a.s.Start(fmt.Sprintf("agent%d", a.N), a.env, Build(a.s.t, a.s.program), "agent")
 }
 
 // Readyz is what the kubelet sees: status code and body, or 0 and the error.

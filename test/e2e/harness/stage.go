@@ -36,6 +36,7 @@ type Stage struct {
 	key     string
 	cluster string
 	agents  int // highest agent number that join lists name
+	program string
 }
 
 // New makes an empty stage. It skips the test on systems where only 127.0.0.1 answers.
@@ -49,11 +50,26 @@ func New(t testing.TB) *Stage {
 	rand.Read(key)
 	return &Stage{
 		t:       t,
-		dir:     t.ArtifactDir(),
+		dir:     stageDir(t),
 		net:     [2]byte{byte(1 + slot/254%253), byte(1 + slot%254)},
 		key:     base64.StdEncoding.EncodeToString(key),
 		cluster: fmt.Sprintf("e2e-%d", slot),
 		agents:  3,
+		program: "./cmd/grapevine",
+	}
+}
+
+// stageDir is where a stage's files go: the test's directory, or one in it for each further stage of that test.
+func stageDir(t testing.TB) string {
+	dir := t.ArtifactDir()
+	for n := 2; ; n++ {
+		if list, err := os.ReadDir(dir); err != nil || len(list) == 0 {
+			return dir
+		}
+		dir = filepath.Join(t.ArtifactDir(), fmt.Sprintf("stage%d", n))
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -75,6 +91,9 @@ func (s *Stage) file(name string) *os.File {
 	}
 	return f
 }
+
+// Program says of which main package of this module the agents are, instead of cmd/grapevine.
+func (s *Stage) Program(pkg string) *Stage { s.program = pkg; return s }
 
 // Size says how many agents the stage will have, so that each gets all the others as join addresses. Default 3.
 func (s *Stage) Size(n int) *Stage { s.agents = n; return s }
