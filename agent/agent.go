@@ -53,6 +53,7 @@ type Agent struct {
 	keys   [][]byte
 	table  *routing.Table
 	policy routing.Policy
+	kept   routing.Classes
 	engine *engine.Reader
 	client *http.Client // to the own engine's pages
 
@@ -98,6 +99,9 @@ func New(cfg Config, opts Options) (*Agent, error) {
 		a.cfg.NodeName = hostName()
 	}
 	var err error
+	if a.kept, err = routing.ParseClasses(cfg.Classes); err != nil {
+		return nil, &ConfigError{Prefix + "CLASSES", strings.Join(cfg.Classes, ","), err.Error()}
+	}
 	if a.keys, err = splitKeys(cfg.GossipKey); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,11 @@ func queueLimit(n int) int {
 // report builds the record of this moment, the own digest's sequence included.
 func (a *Agent) report(now time.Time) routing.Report {
 	r := a.own.report(a.proxy.Load(), a.cfg.Weight, now)
+	r.Kept = a.kept
+	if c := a.proxy.LowestClass(now); c < routing.ClassBatch {
+		r.Flags |= routing.FlagSaturated
+		r.LowestClass = c
+	}
 	if a.cfg.Affinity != "off" {
 		r.PrefixSeq = a.digests.seq()
 	}
@@ -39,6 +44,6 @@ func (a *Agent) seeEngine(rd engine.Reading, err error) {
 	if at.IsZero() {
 		at = time.Now()
 	}
-	a.ramp.see(a, proxy.EngineView{At: at, Waiting: rd.Waiting, RunLimit: rd.RunLimit, KVUsed: rd.KVUsed,
+	a.ramp.see(a, proxy.EngineView{At: at, Running: rd.Running, Waiting: rd.Waiting, RunLimit: rd.RunLimit, KVUsed: rd.KVUsed,
 		KVCapacity: rd.KVCapacity, FirstTokens: rd.FirstTokens, Foreign: foreign})
 }

@@ -45,14 +45,14 @@ type Config struct {
 	Weight           float64       `env:"WEIGHT" envDefault:"1" is:"float 0.004..255" doc:"Relative capacity of this replica for the weighted policies."`
 	MaxInflight      int           `env:"MAX_INFLIGHT" envDefault:"4096" is:"int 1..1000000" doc:"Most requests under way through this agent at once; more are refused with 503."`
 	QueueLimit       int           `env:"QUEUE_LIMIT" envDefault:"1024" is:"int 0..1000000" doc:"Most requests that wait at this agent for its engine; more are refused with 429."`
-	QueueTimeout     time.Duration `env:"QUEUE_TIMEOUT" envDefault:"30s" is:"duration 100ms..1h" doc:"Longest wait of a request for its engine, counted from its arrival; then 429."`
+	QueueTimeout     time.Duration `env:"QUEUE_TIMEOUT" envDefault:"30s" is:"duration 100ms..1h" doc:"Longest wait of a request of the default class for its engine, counted from its arrival; a third of it for the class priority, ten times it for flex and batch. Who would wait longer, or has, gets 429."`
 	FirstByteTimeout time.Duration `env:"FIRST_BYTE_TIMEOUT" envDefault:"600s" is:"duration 100ms..24h" doc:"Longest wait for the first content of an answer, counted from when the engine got the request."`
 	IdleTimeout      time.Duration `env:"IDLE_TIMEOUT" envDefault:"120s" is:"duration 100ms..24h" doc:"Longest silence between two pieces of a streamed answer."`
 	RetryBudget      float64       `env:"RETRY_BUDGET" envDefault:"0.1" is:"float 0..1" doc:"Retries after answers, as a share of first attempts."`
 	Gate             string        `env:"GATE" envDefault:"auto" is:"one of auto, off" doc:"Whether requests that the engine could not start now wait at the agent, where they can still be moved."`
 	Continue         string        `env:"CONTINUE" envDefault:"auto" is:"one of auto, off" doc:"Whether text streams that break are continued on another replica."`
-	Classes          []string      `env:"CLASSES" is:"words" later:"classes" doc:"Keeps this replica for the named classes while another one is usable."`
-	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" doc:"Lets every client raise its priority by header."`
+	Classes          []string      `env:"CLASSES" is:"classes" doc:"Keeps this replica for requests of these classes while another one is usable: a comma list of neighbours among priority, default, flex, batch; empty means all."`
+	TrustPriority    bool          `env:"TRUST_PRIORITY" envDefault:"false" is:"bool" doc:"Lets every client ask for the class priority, by service_tier or x-grapevine-priority; otherwise only keys that allow it do."`
 	TrustGateway     []string      `env:"TRUST_GATEWAY" is:"nets" doc:"Addresses and networks of gateways of the Gateway API Inference Extension, comma list such as 10.0.0.0/8; a replica that one names in x-gateway-destination-endpoint is the request's first choice. From all others the header is stripped."`
 	Mode             string        `env:"MODE" envDefault:"on" is:"one of on, shadow" doc:"shadow serves everything by the own engine and only records what would have moved and what would be gained; grapevine mode switches the whole fleet while it runs."`
 	AllowPaths       []string      `env:"ALLOW_PATHS" is:"paths" doc:"Paths of the engine that clients may use besides the inference paths, comma list; a trailing * allows all below."`

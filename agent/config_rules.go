@@ -18,6 +18,7 @@ import (
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
 	"github.com/grapevine-lb/grapevine/gpu"
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // Bytes is a size in bytes, written as a number with an optional B, KiB, MiB, GiB, KB, MB or GB.
@@ -70,10 +71,8 @@ func (r rule) allowed() string {
 		return "comma list of host, host:port or srv+name"
 	case "name":
 		return "letters, digits, - and ., at most 100"
-	case "word":
-		return "a lower-case word"
-	case "words":
-		return "comma list of words"
+	case "classes":
+		return "comma list of neighbours among priority, default, flex, batch"
 	case "keys":
 		return "base64 of 32 random bytes, comma list"
 	case "engine":
@@ -114,7 +113,6 @@ func (r rule) allowed() string {
 
 var (
 	nameRule = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,98}[A-Za-z0-9])?$`)
-	wordRule = regexp.MustCompile(`^[a-z0-9_.-]+$`)
 )
 
 // ok reports whether v, of the field's type, keeps the rule. An empty text means "not set" and is always fine.
@@ -131,6 +129,10 @@ func (r rule) ok(v reflect.Value) bool {
 	case float64: // NaN is within nothing
 		return within(lo, hi, x, func(s string) (float64, error) { return strconv.ParseFloat(s, 64) })
 	case []string:
+		if word == "classes" {
+			_, err := routing.ParseClasses(x)
+			return err == nil
+		}
 		return !slices.ContainsFunc(x, func(s string) bool { return !oneOK(word, args, s) })
 	case string:
 		return x == "" || oneOK(word, args, x)
@@ -159,8 +161,6 @@ func oneOK(word, args, s string) bool {
 		return err == nil
 	case "name":
 		return nameRule.MatchString(s)
-	case "word", "words":
-		return wordRule.MatchString(s)
 	case "keys":
 		_, err := splitKeys(s)
 		return err == nil

@@ -87,7 +87,7 @@ func TestWrongVariables(t *testing.T) {
 		{[]string{"RETRY_BUDGET=20%"}, `GRAPEVINE_RETRY_BUDGET="20%": must be a number from 0 to 1`},
 		{[]string{"GATE=on"}, `GRAPEVINE_GATE="on": must be one of auto, off`},
 		{[]string{"CONTINUE=on"}, `GRAPEVINE_CONTINUE="on": must be one of auto, off`},
-		{[]string{"CLASSES=A B"}, `GRAPEVINE_CLASSES="A B": must be comma list of words`},
+		{[]string{"CLASSES=A B"}, `GRAPEVINE_CLASSES="A B": must be comma list of neighbours among priority, default, flex, batch`},
 		{[]string{"TRUST_GATEWAY=10.0.0.0/8,10.1.2.3/8"}, `GRAPEVINE_TRUST_GATEWAY="10.0.0.0/8,10.1.2.3/8": must be comma list of IP addresses and networks such as 10.0.0.0/8`},
 		{[]string{"TRUST_GATEWAY=gateway"}, `GRAPEVINE_TRUST_GATEWAY="gateway": must be comma list of IP addresses and networks such as 10.0.0.0/8`},
 		{[]string{"TRUST_PRIORITY=2"}, `GRAPEVINE_TRUST_PRIORITY="2": must be true or false`},

@@ -134,7 +134,7 @@ var Metrics = []Metric{
 	{MetricAskedRequests, counter, []string{"outcome"}, "Requests for which replicas were asked, by what came of it: kept (gossip's choice stood) or changed."},
 	{MetricAsking, histogram, nil, "Time that asking held a request, in seconds."},
 	{MetricHeldTokens, gauge, nil, "Prompt tokens of the requests that wait at this agent."},
-	{MetricGate, counter, []string{"outcome"}, "Requests at the gate of the own engine: passed at once, held first; and refused since the queue was full, timeout, drained (handed over) or stolen (given to an idle agent) while held."},
+	{MetricGate, counter, []string{"outcome"}, "Requests at the gate of the own engine: passed at once, held first; and refused since the queue was full or the wait would be too long (shed), timeout, drained (handed over) or stolen (given to an idle agent) while held."},
 	{MetricHeldFor, histogram, nil, "Time that held requests waited until they went to the engine, in seconds."},
 	{MetricPulls, counter, []string{"outcome"}, "Held requests that this agent asked others for while its engine was idle, by answer: given, none, failed; and came: requests that arrived with a valid ticket."},
 	{MetricMoved, counter, nil, "Requests that entered here and were moved to an idle replica while another one held them."},

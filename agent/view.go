@@ -303,7 +303,7 @@ func (a *Agent) collectProxy(g *gathering) {
 	g.add(MetricPulls, float64(m.Steal.Came), "came")
 	g.add(MetricMoved, float64(m.Steal.Moved))
 	g.add(MetricHeldTokens, float64(m.Gate.HeldTokens))
-	for outcome, n := range map[string]uint64{"passed": m.Gate.Passed, "held": m.Gate.Held, "full": m.Gate.Full, "timeout": m.Gate.TimedOut,
+	for outcome, n := range map[string]uint64{"passed": m.Gate.Passed, "held": m.Gate.Held, "full": m.Gate.Full, "shed": m.Gate.Shed, "timeout": m.Gate.TimedOut,
 		"drained": m.Gate.Drained, "stolen": m.Gate.Stolen} {
 		g.add(MetricGate, float64(n), outcome)
 	}

@@ -135,7 +135,9 @@ func DecodeReport(b []byte) (routing.Report, error) {
 	if s := b[2] >> 4; s != unknownNibble {
 		r.State = routing.State(s)
 	}
-	if c := b[2] & 0xF; c != unknownNibble {
+	if c := b[2] & 0xF; c > routing.ClassBatch && c != unknownNibble {
+		r.Kept = routing.ClassesOf(c - routing.ClassBatch)
+	} else if c != unknownNibble {
 		r.LowestClass = c
 	}
 	if b[3] != unknown8 {
@@ -150,11 +152,15 @@ func DecodeReport(b []byte) (routing.Report, error) {
 	return r, nil
 }
 
-// packState holds the state in the high and the lowest admitted class in the low nibble.
+// packState holds the state in the high nibble. The low one has the lowest admitted class or, while all are admitted, what the
+// replica is kept for, as a number above the classes': older agents take that for a class that nobody is below.
 func packState(r *routing.Report) byte {
 	s, c := byte(r.State), r.LowestClass
 	if s == 0 || s >= unknownNibble {
 		s = unknownNibble
+	}
+	if k := r.Kept.Code(); c == 0 && k > 0 && r.Flags&routing.FlagSaturated == 0 {
+		c = routing.ClassBatch + k
 	}
 	if c == 0 || c >= unknownNibble {
 		c = unknownNibble

@@ -35,6 +35,8 @@ func TestCodecGolden(t *testing.T) {
 	}{
 		{"full", fullReport(), "1041330c" + "8877665544332211" + "d4c3b2a1" + "0700" + "0000" + "0300" + "0001" + "40e20100" + "00000000" +
 			"63000000" + "00001000" + "ff7f" + "feff" + "f401" + "fa00" + "8001" + "efbeadde" + "05000000" + "5a" + "07"},
+		{"kept for classes 2 to 3", routing.Report{Boot: 1, Seq: 2, State: routing.StateReady, Kept: routing.Classes{High: 2, Low: 3}}, "100039ff" + "0100000000000000" + "02000000" + "ffff" + "ffff" + "ffff" + "ffff" +
+			"ffffffff" + "ffffffff" + "ffffffff" + "ffffffff" + "ffff" + "ffff" + "ffff" + "ffff" + "ffff" + "ffffffff" + "ffffffff" + "ff" + "00"},
 		{"unknown", routing.Report{Boot: 1, Seq: 2, Goodbye: true}, "1100ffff" + "0100000000000000" + "02000000" + "ffff" + "ffff" + "ffff" + "ffff" +
 			"ffffffff" + "ffffffff" + "ffffffff" + "ffffffff" + "ffff" + "ffff" + "ffff" + "ffff" + "ffff" + "ffffffff" + "ffffffff" + "ff" + "00"},
 	} {

@@ -58,7 +58,7 @@ const (
 // or KV use crossed 0.80, 0.90, 0.95 (0.02 hysteresis), or the model list changed. Any change of flags or state is urgent.
 func compare(sent, now *routing.Report) change {
 	switch {
-	case sent.Flags != now.Flags, sent.State != now.State, sent.LowestClass != now.LowestClass, sent.Goodbye != now.Goodbye:
+	case sent.Flags != now.Flags, sent.State != now.State, sent.LowestClass != now.LowestClass, sent.Kept != now.Kept, sent.Goodbye != now.Goodbye:
 		return changeUrgent
 	case octave(sent.Waiting) != octave(now.Waiting), octave(sent.Held) != octave(now.Held):
 		return changeLoad

@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"hash/maphash"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // Access is what a client's key allows. The key itself goes no further than the agent that checked it.
@@ -77,23 +80,62 @@ func hostAllowed(names []string, host string) bool {
 // askedClass is the class that a request asks for, 2 if it asks for none. A class above the default needs a key that allows
 // it, or trust in all clients; below it nobody needs anything. Another agent has checked already.
 func (x *exchange) askedClass() uint8 {
-	best := uint8(2)
+	asked := x.headerClass()
+	switch {
+	case asked > 0:
+	case x.peek.ServiceTier == "priority" && x.role == roleEntry:
+		asked = routing.ClassPriority
+	case x.peek.ServiceTier == "flex":
+		asked = routing.ClassFlex
+	default:
+		asked = routing.ClassDefault
+	}
+	return max(asked, x.bestClass())
+}
+
+// highestClass is the highest class that the request can turn out to ask for, before its body is read.
+func (x *exchange) highestClass() uint8 { return max(x.headerClass(), x.bestClass()) }
+
+// bestClass is the highest class that the client may ask for.
+func (x *exchange) bestClass() uint8 {
 	switch {
 	case x.p.cfg.TrustPriority, x.role == roleTarget:
-		best = 1
+		return routing.ClassPriority
 	case x.keyed && x.access.Class > 0:
-		best = x.access.Class
+		return x.access.Class
 	}
-	asked := uint8(2)
-	if n, err := strconv.Atoi(x.header.Get(headerPriority)); err == nil && n >= 1 && n <= 4 {
-		asked = uint8(n)
-	} else if x.peek.ServiceTier == "priority" && x.role == roleEntry {
-		asked = 1
-	} else if x.peek.ServiceTier == "flex" {
-		asked = 3
-	}
-	return max(asked, best)
+	return routing.ClassDefault
 }
+
+// headerClass is the class that the request's head asks for, by name or number; 0 = none.
+func (x *exchange) headerClass() uint8 {
+	v := x.header.Get(headerPriority)
+	if v == "" {
+		return 0
+	}
+	if n, err := strconv.Atoi(v); err == nil && n >= 1 && n <= len(routing.ClassNames) {
+		return uint8(n)
+	}
+	return uint8(slices.Index(routing.ClassNames[:], v) + 1)
+}
+
+// tenant is who the request shares the engine with others as, 0 = not known: the tenant of a key that was checked, else what
+// the client says of itself. Nothing stops a client without a checked key from saying something else each time.
+func (x *exchange) tenant() uint64 {
+	name := x.header.Get(headerTenant)
+	if name == "" {
+		name = clientKey(x.header)
+	}
+	if name == "" {
+		name = x.peek.User
+	}
+	if name == "" {
+		return 0
+	}
+	return maphash.String(tenantSeed, name) | 1
+}
+
+var tenantSeed = maphash.MakeSeed()
 
 // tellClass makes the class that was decided the one that the target reads.
 func (x *exchange) tellClass() {

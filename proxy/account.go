@@ -267,6 +267,13 @@ func (a *account) speed() (rate float64, step time.Duration) {
 	return a.believed(), time.Duration(a.step * float64(time.Second))
 }
 
+// sure reports whether predictions rest on enough measurements.
+func (a *account) sure() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.prefills+a.blind >= surePrefills
+}
+
 // blindPrefillRate is believed of an engine whose first tokens nobody ever saw: a gate that holds its traffic back on a
 // guess should err to the side of letting it through.
 const (

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,6 +83,68 @@ func TestBodyAboveTheKeptPart(t *testing.T) {
 		assert.Equal(t, 200, resp.StatusCode)
 		assert.Equal(t, body, e.bodies[0])
 		assert.Equal(t, "m", f.lastPick().Model)
+	})
+}
+
+// Fifty large bodies at once whose model stands last, and memory for three: they wait for each other and none is refused.
+// One that alone is larger than the memory passes too.
+func TestLargeBodiesWaitForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := engine(func(_ int, w http.ResponseWriter, _ *http.Request) {
+			time.Sleep(50 * time.Millisecond)
+			_, _ = io.WriteString(w, okAnswer)
+		})
+		f := newFleet(t, []uint64{1}, func(_ int, c *Config) { c.KeepBodies, c.NoGate = 700<<10, true }, e)
+		var wg sync.WaitGroup
+		for i := range 50 {
+			size := 200 << 10
+			if i == 20 {
+				size = 1 << 20
+			}
+			wg.Go(func() {
+				body := fmt.Sprintf(`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,%s"}}]}],"model":"m"}`,
+					strings.Repeat("a", size))
+				resp, text, err := f.get(body)
+				if assert.NoError(t, err) {
+					assert.Equal(t, 200, resp.StatusCode, text)
+				}
+			})
+		}
+		wg.Wait()
+		assert.Equal(t, 50, e.count())
+		f.idle()
+	})
+}
+
+// Memory that does not come back in time is refused, and a client that hangs up meanwhile leaves nothing behind.
+func TestLargeBodyWaitsNoLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hold := make(chan struct{})
+		e := engine(func(_ int, w http.ResponseWriter, _ *http.Request) { <-hold; _, _ = io.WriteString(w, okAnswer) })
+		f := newFleet(t, []uint64{1}, func(_ int, c *Config) { c.KeepBodies, c.NoGate = 100<<10, true }, e)
+		body := `{"x":"` + strings.Repeat("a", 300<<10) + `","model":"m"}`
+		var wg sync.WaitGroup
+		wg.Go(func() { _, _, _ = f.get(body) })
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		wg.Go(func() {
+			resp, err := f.post(ctx, body)
+			if err == nil {
+				_ = resp.Body.Close()
+			}
+			assert.Error(t, err)
+		})
+		time.Sleep(time.Second)
+		cancel()
+		start := time.Now()
+		resp, _, err := f.get(body)
+		require.NoError(t, err)
+		assert.Equal(t, 503, resp.StatusCode)
+		assert.Equal(t, errBodyMemory.Reason, resp.Header.Get(headerReason))
+		assert.Equal(t, 30*time.Second, time.Since(start).Round(time.Second))
+		close(hold)
+		wg.Wait()
+		f.idle()
 	})
 }
 

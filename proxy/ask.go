@@ -106,7 +106,7 @@ func (p *Proxy) answerScore(payload, reply []byte) ([]byte, bool) {
 	p.metrics.ask.given.Add(1)
 	score, tokens, ok := p.cfg.Table.Answer(&r, time.Now())
 	state := byte(scoreTaken)
-	if !ok || p.draining.Load() {
+	if !ok || p.draining.Load() || !p.gate.takes(&r, time.Now()) {
 		state = scoreRefused
 	}
 	reply = append(reply, state)
@@ -136,7 +136,7 @@ func (x *exchange) ask(d routing.Decision) routing.Decision {
 	for i, peer := range d.Asked() {
 		if peer.Self() {
 			score, tokens, ok := p.cfg.Table.Answer(&x.req, start)
-			answers = append(answers, routing.Answer{Index: i, Score: score, Tokens: tokens, OK: ok && !p.draining.Load()})
+			answers = append(answers, routing.Answer{Index: i, Score: score, Tokens: tokens, OK: ok && !p.draining.Load() && p.gate.takes(&x.req, start)})
 			continue
 		}
 		q := p.questions.to(peer)

@@ -195,6 +195,13 @@ func (x *exchange) run() {
 	x.header = cleanRequest(x.header, x.in, x.role == roleTarget)
 	x.forgetKey()
 	x.grpc = x.in.HTTP2 && isGRPC(x.in.Header)
+	if e := x.allFull(); e != nil {
+		if x.in.Length >= 0 && x.in.Length <= keepAlways { // taken in, so that the connection can go on
+			_ = x.body.fill(x.ctx, x.in.Length, func([]byte) {}, func() bool { return false }) // who is gone reads no answer either
+		}
+		x.fail(e)
+		return
+	}
 	if !x.read() {
 		return
 	}
@@ -224,7 +231,7 @@ func (x *exchange) read() bool {
 	}
 	k := NewPeeker(x.class.Service, x.in.Header.Get("content-type"), x.in.Header.Get("content-encoding"), x.p.cfg.Salt)
 	defer k.Close()
-	err := x.body.fill(x.in.Length, func(b []byte) { _, _ = k.Write(b) }, func() bool { return !k.peek.HasModel })
+	err := x.body.fill(x.ctx, x.in.Length, func(b []byte) { _, _ = k.Write(b) }, func() bool { return !k.peek.HasModel })
 	switch {
 	case errors.Is(err, errBodyTooLarge):
 		x.fail(errTooLarge)
@@ -245,7 +252,11 @@ func (x *exchange) read() bool {
 		x.p.metrics.unreadable.Add(1)
 	}
 	if !x.body.eof && !x.peek.HasModel && x.class.Service != 0 && x.body.n < x.p.cfg.MaxBody {
-		x.fail(errBodyMemory) // the budget of all bodies is used up before the model was seen
+		if x.ctx.Err() != nil {
+			x.stopped()
+		} else {
+			x.fail(errBodyMemory) // the budget of all bodies is used up before the model was seen
+		}
 		return false
 	}
 	return true
@@ -419,7 +430,7 @@ func (x *exchange) nobody(r routing.Reason) {
 	case routing.ReasonTooLong:
 		x.fail(errTooLong)
 	case routing.ReasonAllFull:
-		x.fail(errAllFull)
+		x.fail(x.full(x.req.Class))
 	default:
 		if x.p.draining.Load() {
 			x.fail(errDraining)
@@ -445,8 +456,6 @@ func (x *exchange) giveUp(v verdict) {
 		x.fail(errEngineRefused)
 	case v == verdictNoConnect, v == verdictMoved:
 		x.fail(errNoneUsable)
-	case v == verdictError:
-		x.breakOff(v)
 	case x.role == roleTarget:
 		x.fail(errEngineCut)
 	default:

@@ -438,12 +438,13 @@ func classifyRefusal(reason string) (verdict, routing.Outcome) {
 		return verdictCut, routing.OutcomeReset
 	case errFirstByte.Reason, errDeadline.Reason:
 		return verdictTimeout, routing.OutcomeTimeout
-	case errTooManyRequests.Reason, errBodyMemory.Reason, errAllFull.Reason, errQueueFull.Reason:
+	case errTooManyRequests.Reason, errBodyMemory.Reason:
 		return verdictRefused, routing.OutcomeBusy
-	case errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
+	case errAllFull.Reason, errQueueFull.Reason, errLongWait.Reason, // its record, which comes with it, says for whom
+		errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
 		return verdictRefused, routing.OutcomeCancelled
 	case errQueueTimeout.Reason:
-		return verdictDone, routing.OutcomeBusy // it has waited long enough
+		return verdictDone, routing.OutcomeCancelled // it has waited long enough
 	}
 	return verdictDone, routing.OutcomeClientError
 }

@@ -14,12 +14,13 @@ const gateTurn = 10 * time.Millisecond
 
 // EngineView is what the newest reading of our own engine's pages says; what a page lacks stays unknown.
 type EngineView struct {
-	At                time.Time
-	Waiting, RunLimit routing.Opt[int]
-	KVUsed            routing.Opt[float64] // 0..1
-	KVCapacity        routing.Opt[int]     // tokens
-	FirstTokens       routing.Opt[float64] // counter of first tokens
-	Foreign           int                  // requests there that did not pass through us
+	At               time.Time
+	Running, Waiting routing.Opt[int]
+	RunLimit         routing.Opt[int]     // most that it runs at once
+	KVUsed           routing.Opt[float64] // 0..1
+	KVCapacity       routing.Opt[int]     // tokens
+	FirstTokens      routing.Opt[float64] // counter of first tokens
+	Foreign          int                  // requests there that did not pass through us
 }
 
 // gate is the gate of our own engine: it holds requests at the agent while the engine could not start them now. There
@@ -29,7 +30,7 @@ type gate struct {
 	off     bool // never changes
 	account *account
 	limit   int           // requests held at most
-	timeout time.Duration // longest wait of one
+	timeout time.Duration // longest wait of one of the default class, see patience
 	onHeld  func()        // called when held goes from 0 to 1
 	onDry   func()        // called when the engine could take more than we have
 
@@ -40,6 +41,14 @@ type gate struct {
 	count   int     // at the engine, running ones included
 	entered int     // tokens let in since the engine's view, for its KV space
 	view    EngineView
+	learned int     // requests that an engine which tells no limit can use at once; 0 = not known
+	waited  bool    // … had some waiting at the reading before
+	ended   int     // requests that it ended since
+	pace    float64 // requests that it ends, /s
+	turns   int     // requests that left the queue for the engine
+	between float64 // mean time between two of them while others waited, s
+	turned  time.Time
+	refuses uint8   // classes that the record says are refused, from the lowest up
 	unseen  float64 // first tokens that we saw and the engine's counter did not show yet
 	tickets map[uint64]ticket
 	timer   *time.Timer
@@ -54,7 +63,8 @@ type gateMetrics struct {
 	passed   atomic.Uint64 // let through at once
 	held     atomic.Uint64 // held first
 	waited   histogram     // of those held, until they went to the engine
-	full     atomic.Uint64 // refused, the queue was full
+	full     atomic.Uint64 // refused, the queue was full, or had to leave it for another
+	shed     atomic.Uint64 // refused, the wait would have been too long
 	timedOut atomic.Uint64
 	drained  atomic.Uint64 // handed over by a drain
 	stolen   atomic.Uint64 // given to a thief
@@ -88,6 +98,7 @@ const (
 	leftAdmitted leaveHow = iota
 	leftStolen            // an idle agent pulled it
 	leftDrained           // we are draining: somebody else must take it
+	leftShed              // its place in the full queue went to another
 )
 
 // arrive lets h through (a pass), holds it (nil, nil: wait for h.ready), or refuses it. ticket passes once.
@@ -101,11 +112,23 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 		g.mu.Unlock()
 		return p, nil
 	}
-	if g.queue.len() >= g.limit {
-		wait := time.Duration(float64(g.pending+g.queue.tokens()+h.tokens) / rate * float64(time.Second))
+	full, wait := g.refusal(h, rate, 1, now)
+	switch {
+	case wait > g.budget(h, now):
 		g.mu.Unlock()
+		g.metrics.shed.Add(1)
+		return nil, errLongWait.with(errLongWait.Message, max(wait, time.Second))
+	case full:
+		out := g.queue.yields(h)
+		if out == nil || g.queue.crowded(h, g.limit) {
+			wait = g.drainsIn(rate)
+			g.mu.Unlock()
+			g.metrics.full.Add(1)
+			return nil, errQueueFull.with(errQueueFull.Message, wait)
+		}
+		g.queue.remove(out)
 		g.metrics.full.Add(1)
-		return nil, errQueueFull.with(errQueueFull.Message, max(wait, time.Second))
+		out.ready <- leave{how: leftShed}
 	}
 	h.g, h.since, h.ready = g, now, make(chan leave, 1)
 	if guard.Claim.Off() {
@@ -115,6 +138,7 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 	g.metrics.held.Add(1)
 	first := g.queue.len() == 1
 	if first {
+		g.turned = now
 		g.arm()
 	}
 	g.mu.Unlock()
@@ -139,7 +163,7 @@ func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bo
 func (g *gate) state(rate float64) routing.Gate {
 	v := &g.view
 	return routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Pending: g.pending, Entered: g.entered, Rate: rate,
-		RunLimit: v.RunLimit, KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
+		RunLimit: g.runLimit(), KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
 }
 
 // enter counts a request that goes to the engine now; the lock is held.
@@ -192,6 +216,7 @@ func (p *pass) done(now time.Time) {
 	if p.inside {
 		p.inside = false
 		g.count--
+		g.ended++
 		if p.pending {
 			g.unseen++
 		}
@@ -229,7 +254,10 @@ func (g *gate) pump(now time.Time) (dry bool) {
 			g.arm()
 			return false
 		}
-		g.queue.remove(h)
+		g.queue.take(h)
+		g.turns++
+		g.between = blend(g.between, now.Sub(g.turned).Seconds(), max(1/float64(g.turns), 1.0/turnMemory))
+		g.turned = now
 		g.metrics.waited.observe(now.Sub(h.since))
 		h.ready <- leave{how: leftAdmitted, pass: g.enter(h, rate, step, now)}
 	}
@@ -278,6 +306,7 @@ func (g *gate) turn() {
 func (g *gate) see(v EngineView, now time.Time) {
 	g.mu.Lock()
 	before := g.view
+	g.learn(&v)
 	g.view = v
 	g.entered = 0
 	free := 0
@@ -392,6 +421,7 @@ func (g *gate) expected(now time.Time) (tokens int) {
 type GateCounts struct {
 	Passed, Held                       uint64 // let through at once, held first
 	Full, TimedOut, Drained, Stolen    uint64 // how held ones ended but by going to the engine
+	Shed                               uint64 // refused since they would have waited too long
 	HeldNow, HeldTokens, PendingTokens int
 	Waited                             Histogram
 }
@@ -402,7 +432,7 @@ func (g *gate) counts() GateCounts {
 	pending := g.pending
 	g.mu.Unlock()
 	held, tokens := g.load()
-	return GateCounts{Passed: m.passed.Load(), Held: m.held.Load(), Full: m.full.Load(), TimedOut: m.timedOut.Load(),
+	return GateCounts{Passed: m.passed.Load(), Held: m.held.Load(), Full: m.full.Load(), TimedOut: m.timedOut.Load(), Shed: m.shed.Load(),
 		Drained: m.drained.Load(), Stolen: m.stolen.Load(), HeldNow: held, HeldTokens: tokens, PendingTokens: pending,
 		Waited: m.waited.snapshot()}
 }

@@ -205,7 +205,7 @@ func TestGateIsBounded(t *testing.T) {
 		_, e := g.arrive(newHold(10_000), 0, time.Now())
 		require.NotNil(t, e)
 		assert.Equal(t, 429, e.Status)
-		assert.Equal(t, 8*time.Second, e.RetryAfter, "80,000 tokens at 10,000/s")
+		assert.Equal(t, 7*time.Second, e.RetryAfter, "70,000 tokens at 10,000/s")
 		g.close()
 	})
 }
@@ -432,10 +432,12 @@ func saturate(t *testing.T, p enginesim.Params, path string, stream bool, prompt
 			case <-tick.C:
 			}
 			s := sim.Stats()
-			v := EngineView{At: time.Now(), Waiting: routing.Some(s.Waiting), RunLimit: routing.Some(p.Slots),
+			v := EngineView{At: time.Now(), Running: routing.Some(s.Running), Waiting: routing.Some(s.Waiting),
 				KVUsed: routing.Some(float64(s.KVUsed) / float64(p.KVTokens)), KVCapacity: routing.Some(p.KVTokens)}
-			if counter {
+			if counter { // as vLLM, which tells no limit
 				v.FirstTokens = routing.Some(float64(s.FirstTokens))
+			} else {
+				v.RunLimit = routing.Some(p.Slots)
 			}
 			f.agents[0].SetEngine(v)
 		}

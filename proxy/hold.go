@@ -12,69 +12,22 @@ import (
 type hold struct {
 	g      *gate
 	req    *routing.Request
-	tokens int  // prompt tokens that our engine must compute
-	blind  bool // its first token will not be seen
-	fixed  bool // it was moved once already: it stays
+	tokens int     // prompt tokens that our engine must compute
+	cost   float64 // tokens that its tenant is charged
+	tenant uint64  // hash of who shares with others; 0 = not known
+	owner  *tenant // in the queue
+	blind  bool    // its first token will not be seen
+	fixed  bool    // it was moved once already: it stays
 	since  time.Time
 	ready  chan leave // capacity 1
-}
-
-// holdQueue is the order in which held requests go to the engine: first come, first served. The gate's lock guards it.
-type holdQueue struct {
-	digest *routing.Digest // is told which prefixes wait here; nil = nobody is
-	list   []*hold
-	sum    int // prompt tokens
-}
-
-func (q *holdQueue) len() int    { return len(q.list) }
-func (q *holdQueue) tokens() int { return q.sum }
-
-func (q *holdQueue) push(h *hold) {
-	q.list = append(q.list, h)
-	q.sum += h.tokens
-	if q.digest != nil && len(h.req.Prefix) > 0 {
-		q.digest.Expect(h.req.Prefix)
-	}
-}
-
-// head returns the one whose turn is next, or nil.
-func (q *holdQueue) head() *hold {
-	if len(q.list) == 0 {
-		return nil
-	}
-	return q.list[0]
-}
-
-// remove takes h out and reports whether it was in.
-func (q *holdQueue) remove(h *hold) bool {
-	for i, x := range q.list {
-		if x == h {
-			q.list = append(q.list[:i], q.list[i+1:]...)
-			q.sum -= h.tokens
-			if q.digest != nil && len(h.req.Prefix) > 0 {
-				q.digest.Forgo(h.req.Prefix)
-			}
-			return true
-		}
-	}
-	return false
-}
-
-// each calls f in the order of turns, with the prompt tokens before each, until it returns false.
-func (q *holdQueue) each(f func(h *hold, before int) bool) {
-	before := 0
-	for _, h := range q.list {
-		if !f(h, before) {
-			return
-		}
-		before += h.tokens
-	}
 }
 
 // Errors of the gate.
 var (
 	errQueueFull = &apiError{Status: 429, Code: "queue_full", Reason: "queue_full", RetryAfter: time.Second,
 		Message: "Too many requests are waiting for this replica."}
+	errLongWait = &apiError{Status: 429, Code: "overloaded", Reason: "long_wait", RetryAfter: time.Second,
+		Message: "The request would wait longer for a free replica than its class, or its deadline, allows."}
 	errQueueTimeout = &apiError{Status: 429, Code: "queue_timeout", Reason: "queue_timeout", RetryAfter: 5 * time.Second,
 		Message: "The request has waited too long for a free replica."}
 )
@@ -83,10 +36,10 @@ var (
 var errMoved = &apiError{Status: 503, Code: "moved", Reason: "moved", RetryAfter: time.Second,
 	Message: "The request was handed to another replica."}
 
-// gated reports whether the request waits at the gate: only those whose prefill can be told from their path.
+// gated reports whether the request waits at the gate.
 func (x *exchange) gated() bool {
 	return !x.p.gate.off && !x.grpc && x.in.Upgrade == "" && x.req.PromptTokens > 0 &&
-		x.class.Service&(routing.ServeChat|routing.ServeCompletions|routing.ServeResponses|routing.ServeMessages) != 0
+		x.class.Service&gatedServices != 0
 }
 
 // enter brings an attempt at our own engine through the gate. ok false: it came to v instead.
@@ -100,7 +53,7 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 	if x.held {
 		h = new(hold) // a thief may still look at the former one
 	}
-	*h = hold{req: &x.req, tokens: a.tokens, blind: !x.peek.Stream, fixed: x.fixed}
+	*h = hold{req: &x.req, tokens: a.tokens, tenant: x.tenant(), blind: !x.peek.Stream, fixed: x.fixed}
 	p, refused := x.p.gate.arrive(h, x.ticket, now)
 	if x.ticket != 0 && p != nil {
 		x.p.step(stepInvited)
@@ -127,7 +80,7 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 	w.set(0, errCauseFirst) // the wait for the first byte counts from the start at the engine
 	x.stage(stageHeld)
 	x.p.step(stepHeld)
-	limit := time.NewTimer(max(g.timeout-time.Since(x.waits()), 0))
+	limit := time.NewTimer(max(g.patience(h.line())-time.Since(x.waits()), 0))
 	defer limit.Stop()
 	select {
 	case l := <-h.ready:
@@ -138,6 +91,9 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 		case leftDrained:
 			x.moved = leave{how: leftDrained}
 			return x.passOn()
+		case leftShed:
+			v, o, _ := x.refuse(errQueueFull.with(errQueueFull.Message, g.drainTime()))
+			return nil, v, o
 		}
 		w.set(x.first, errCauseFirst)
 		x.stage(stageStarted)
@@ -151,11 +107,8 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 	case <-limit.C:
 		g.drop(h, time.Now())
 		g.metrics.timedOut.Add(1)
-		rate, _ := g.account.speed()
-		_, tokens := g.load()
-		e := errQueueTimeout.with(errQueueTimeout.Message, time.Duration(float64(tokens)/rate*float64(time.Second)))
-		x.fail(e)
-		return nil, verdictDone, routing.OutcomeBusy
+		x.fail(errQueueTimeout.with(errQueueTimeout.Message, g.drainTime()))
+		return nil, verdictDone, routing.OutcomeCancelled
 	}
 }
 
@@ -172,14 +125,15 @@ func (x *exchange) passOn() (*pass, verdict, routing.Outcome) {
 	return nil, verdictDone, routing.OutcomeCancelled
 }
 
-// refuse ends an attempt that our own gate did not take: an entry looks elsewhere.
+// refuse ends an attempt that our own gate did not take: an entry looks elsewhere. It counts for nobody: our record says which
+// classes are refused, and for others the replica is as good as before.
 func (x *exchange) refuse(e *apiError) (verdict, routing.Outcome, bool) {
 	if x.role == roleEntry {
 		x.refused = e
-		return verdictRefused, routing.OutcomeBusy, false
+		return verdictRefused, routing.OutcomeCancelled, false
 	}
 	x.fail(e)
-	return verdictDone, routing.OutcomeBusy, false
+	return verdictDone, routing.OutcomeCancelled, false
 }
 
 // start counts the request as given to our own engine.

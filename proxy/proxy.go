@@ -184,7 +184,7 @@ func New(cfg Config) (*Proxy, error) {
 	p := &Proxy{
 		cfg: cfg, allow: allow, log: cfg.Logger, self: cfg.Table.Self().Boot(),
 		budget:  newRetryBudget(cfg.RetryBudget, time.Now()),
-		bodies:  &replayBudget{limit: cfg.KeepBodies},
+		bodies:  &replayBudget{limit: cfg.KeepBodies, patience: cfg.QueueTimeout},
 		deadly:  newDeadlySet(),
 		metrics: newMetrics(),
 	}

@@ -15,6 +15,8 @@ import (
 const (
 	smallPiece = 4 << 10
 	largePiece = 32 << 10
+	// largeDocument is the longest answer that is not streamed and is passed on as a whole.
+	largeDocument = 1 << 20
 )
 
 var (
@@ -61,7 +63,10 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	if h.Length > smallPiece {
 		pool = &largePieces
 	}
-	if x.role == roleEntry && late && format == formatJSON && h.Status == 200 && h.Length <= largePiece {
+	if x.role == roleEntry && late && format == formatJSON && h.Status == 200 && h.Length <= largeDocument {
+		if h.Length > largePiece {
+			return x.document(ctx, a, w, ans, make([]byte, h.Length))
+		}
 		pb := pool.Get().(*[]byte)
 		defer pool.Put(pb)
 		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
@@ -141,8 +146,6 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 		return x.broke(ctx)
 	}
 	if s := &x.sift; (s.scan.scanAll(p)|s.scan.finish())&eventAbort != 0 {
-		x.saved = &answer{head: ans.Head, body: append([]byte(nil), p...)}
-		ans.Recycle = nil
 		return verdictError, routing.OutcomeCancelled
 	}
 	x.firstContent(a, w, false)
@@ -164,7 +167,9 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []by
 	var ev replyEvent
 	switch {
 	case !events:
-		s.scan.scanAll(p)
+		if s.scan.scanAll(p)&eventAbort != 0 && x.role == roleEntry && s.scan.format == formatJSON {
+			return nil, false, true // what is out stays short of the length, or of its end
+		}
 		if !x.content {
 			x.firstContent(a, w, false)
 		}

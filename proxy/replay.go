@@ -1,19 +1,28 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // errBodyTooLarge is returned by reads of a body that grew past the limit.
 var errBodyTooLarge = errors.New("request body is larger than the limit")
 
-// replayBudget bounds the memory of all kept bodies together.
+// replayBudget bounds the memory of all kept bodies together. A body whose model was not seen yet waits for memory that
+// others give back; so that those who wait do not wait for each other, one at a time may pass the limit.
 type replayBudget struct {
-	limit int64 // bytes
-	used  atomic.Int64
+	limit    int64         // bytes
+	patience time.Duration // longest wait for memory
+	used     atomic.Int64
+
+	waiting atomic.Int32
+	mu      sync.Mutex
+	freed   chan struct{} // closed when memory is given back; nil = nobody waits
+	over    *body         // who may pass the limit
 }
 
 func (b *replayBudget) take(n int) bool {
@@ -24,7 +33,56 @@ func (b *replayBudget) take(n int) bool {
 	return true
 }
 
-func (b *replayBudget) give(n int) { b.used.Add(-int64(n)) }
+// give gives a body's memory back.
+func (b *replayBudget) give(n int, of *body) {
+	b.used.Add(-int64(n))
+	if b.waiting.Load() == 0 && !of.over {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.over == of {
+		b.over = nil
+	}
+	if b.freed != nil {
+		close(b.freed)
+		b.freed = nil
+	}
+}
+
+// wait waits for n bytes for the body, and reports whether it got them.
+func (b *replayBudget) wait(ctx context.Context, n int, by *body) bool {
+	b.waiting.Add(1)
+	defer b.waiting.Add(-1)
+	limit := time.NewTimer(b.patience)
+	defer limit.Stop()
+	for {
+		b.mu.Lock()
+		if b.over == nil {
+			b.over, by.over = by, true
+		}
+		if by.over {
+			b.mu.Unlock()
+			b.used.Add(int64(n))
+			return true
+		}
+		if b.freed == nil {
+			b.freed = make(chan struct{})
+		}
+		freed := b.freed
+		b.mu.Unlock()
+		if b.take(n) {
+			return true
+		}
+		select {
+		case <-freed:
+		case <-limit.C:
+			return false
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
 
 // keepAlways is what is kept of every body, whatever the others take: the model mostly stands in it. Requests under
 // way are bounded by themselves.
@@ -65,6 +123,7 @@ type body struct {
 	n      int64 // bytes kept
 	total  int64 // bytes read from src
 	charge int   // taken from budget
+	over   bool  // it may pass the budget's limit
 	eof    bool  // src is read to its end
 	live   bool  // bytes past the kept ones went out
 	err    error // why src ended early
@@ -82,16 +141,17 @@ func newBody(src io.Reader, limit, keep int64, budget *replayBudget) *body {
 }
 
 // fill reads from the source until its end or the budget's, showing each piece to look. length is what the head
-// says, or -1. more reports whether what the choice needs is still missing; then the body's own budget is passed.
+// says, or -1. more reports whether what the choice needs is still missing; then the body's own budget is passed, and memory
+// waited for.
 // It returns the source's error: a client that went away, or errBodyTooLarge.
-func (b *body) fill(length int64, look func([]byte), more func() bool) error {
+func (b *body) fill(ctx context.Context, length int64, look func([]byte), more func() bool) error {
 	for !b.eof {
 		last := len(b.blocks) - 1
 		if last < 0 || len(b.blocks[last]) == cap(b.blocks[last]) {
 			if b.n >= b.keep && !more() {
 				return nil
 			}
-			blk := b.grow(length)
+			blk := b.grow(ctx, length, more)
 			if blk == nil {
 				return nil
 			}
@@ -122,7 +182,7 @@ func (b *body) fill(length int64, look func([]byte), more func() bool) error {
 }
 
 // grow returns a block for what is still to come, or nil when the budget is used up.
-func (b *body) grow(length int64) []byte {
+func (b *body) grow(ctx context.Context, length int64, more func() bool) []byte {
 	rest := length - b.n + 1 // one more, so that the end is seen without another block
 	if length < 0 {
 		rest = max(b.n, 1) // unknown: as much again as there is
@@ -136,7 +196,7 @@ func (b *body) grow(length int64) []byte {
 	}
 	if b.n < keepAlways {
 		b.budget.used.Add(int64(blockSizes[class]))
-	} else if !b.budget.take(blockSizes[class]) {
+	} else if n := blockSizes[class]; !b.budget.take(n) && (!more() || !b.budget.wait(ctx, n, b)) {
 		return nil
 	}
 	b.charge += blockSizes[class]
@@ -175,7 +235,7 @@ func (b *body) release() {
 		putBlock(blk)
 	}
 	b.blocks = nil
-	b.budget.give(b.charge)
+	b.budget.give(b.charge, b)
 }
 
 // bodyReader reads a body from its start: the kept blocks, then the source.

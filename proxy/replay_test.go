@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math/rand/v2"
@@ -29,7 +30,7 @@ func TestBodyIsKeptAndReadAgain(t *testing.T) {
 			}
 			b := newBody(iotest.HalfReader(bytes.NewReader(in)), 1<<30, 1<<30, budget)
 			var seen bytes.Buffer
-			require.NoError(t, b.fill(length, func(p []byte) { seen.Write(p) }, never))
+			require.NoError(t, b.fill(context.Background(), length, func(p []byte) { seen.Write(p) }, never))
 			assert.Equal(t, in, append([]byte{}, seen.Bytes()...))
 			require.True(t, b.complete())
 			for range 2 {
@@ -52,7 +53,7 @@ func TestBodyIsKeptAndReadAgain(t *testing.T) {
 func TestBodyOutlivesItsExchange(t *testing.T) {
 	budget := &replayBudget{limit: 1 << 20}
 	b := newBody(strings.NewReader(strings.Repeat("x", 10_000)), 1<<30, 1<<30, budget)
-	require.NoError(t, b.fill(10_000, func([]byte) {}, never))
+	require.NoError(t, b.fill(context.Background(), 10_000, func([]byte) {}, never))
 	r := b.open()
 	b.release()
 	out, err := io.ReadAll(r)
@@ -74,7 +75,7 @@ func TestBodyPastTheBudget(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBody(strings.NewReader(in), 1<<30, c.keep, &replayBudget{limit: c.all})
 			defer b.release()
-			require.NoError(t, b.fill(int64(len(in)), func([]byte) {}, never))
+			require.NoError(t, b.fill(context.Background(), int64(len(in)), func([]byte) {}, never))
 			require.False(t, b.complete())
 			require.Positive(t, b.n)
 			assert.True(t, b.again(), "nothing past it has gone out")
@@ -90,17 +91,17 @@ func TestBodyPastTheBudget(t *testing.T) {
 func TestBodyErrors(t *testing.T) {
 	boom := errors.New("boom")
 	b := newBody(io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(boom)), 1<<30, 1<<30, &replayBudget{limit: 1 << 20})
-	require.ErrorIs(t, b.fill(10, func([]byte) {}, never), boom)
+	require.ErrorIs(t, b.fill(context.Background(), 10, func([]byte) {}, never), boom)
 	assert.ErrorIs(t, b.failure(), boom)
 	assert.False(t, b.again())
 	b.release()
 
 	b = newBody(strings.NewReader("abcdef"), 5, 1<<30, &replayBudget{limit: 1 << 20})
-	require.ErrorIs(t, b.fill(-1, func([]byte) {}, never), errBodyTooLarge)
+	require.ErrorIs(t, b.fill(context.Background(), -1, func([]byte) {}, never), errBodyTooLarge)
 	b.release()
 
 	b = newBody(strings.NewReader(strings.Repeat("x", 100<<10)), 90<<10, 1, &replayBudget{limit: 1 << 20})
-	require.NoError(t, b.fill(-1, func([]byte) {}, never))
+	require.NoError(t, b.fill(context.Background(), -1, func([]byte) {}, never))
 	_, err := io.ReadAll(b.open())
 	require.ErrorIs(t, err, errBodyTooLarge, "also in what goes through")
 	assert.ErrorIs(t, b.failure(), errBodyTooLarge)

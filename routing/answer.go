@@ -78,6 +78,8 @@ func (l level) excludes() string {
 		return ""
 	case levelFull:
 		return "no KV space and no free GPU memory"
+	case levelKept:
+		return "kept for other classes"
 	case levelSoft:
 		return "put aside for a time"
 	case levelRefuses:

@@ -124,7 +124,7 @@ func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level
 	b := c.lowest(rnd)
 	reason := ReasonBest
 	switch {
-	case worst > levelFull:
+	case worst > levelKept:
 		reason = ReasonPanic
 	case c.n == 1:
 		reason = ReasonOnly
@@ -133,7 +133,7 @@ func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level
 	case c.list[b].tokens < r.PromptTokens:
 		reason = ReasonPrefix
 	}
-	if self >= 0 && c.n > 1 && worst <= levelFull && c.list[self].score <= hopeful+stay {
+	if self >= 0 && c.n > 1 && worst <= levelKept && c.list[self].score <= hopeful+stay {
 		return c.decision(self, ReasonSelf)
 	}
 	if a.ask == 0 || c.n == 1 {

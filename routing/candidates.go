@@ -129,10 +129,10 @@ func (n *levels) worst() level {
 			break
 		}
 	}
-	if best == levelRefuses {
-		return levelNever
+	if best == levelRefuses || best == levelKept && n[levelRefuses] > 0 {
+		return levelNever // those that are kept are not there for what is too much for the others
 	}
-	usable := n[levelOK] + n[levelFull] + n[levelRefuses]
+	usable := n[levelOK] + n[levelFull] + n[levelKept] + n[levelRefuses]
 	if best < levelSoft && panics(usable, usable+n[levelSoft]+n[levelDead]) {
 		return levelSoft
 	}

@@ -22,7 +22,7 @@ func (g *group) panicking(now tick) bool {
 	for i := range g.entries {
 		p := g.entries[i].peer
 		switch l := p.level(p.view.Load(), now, 1); {
-		case l <= levelFull, l == levelRefuses:
+		case l <= levelKept, l == levelRefuses:
 			usable++
 			members++
 		case l < levelShort:

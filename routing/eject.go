@@ -156,7 +156,7 @@ func (t *Table) mayEject(p *Peer, now tick) bool {
 			switch l := q.level(q.view.Load(), now, 1); {
 			case now < tick(q.ejected.Load()):
 				aside++
-			case l <= levelFull:
+			case l <= levelKept:
 				usable++
 			}
 		}

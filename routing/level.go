@@ -6,6 +6,7 @@ type level uint8
 const (
 	levelOK      level = iota
 	levelFull          // KV cache full and no free GPU memory: only if no other is usable
+	levelKept          // kept for requests of other classes: only if no other is usable, nor merely full of this class
 	levelSoft          // put aside: ejected, held off, suspect, stale; let in again in a panic
 	levelRefuses       // it says that it refuses this class now; if nothing better is left, that is a 429 and no try
 	levelDead          // its own agent says so, or it refused a connection just now: only if nothing else is left
@@ -63,10 +64,14 @@ func (p *Peer) level(v *view, now tick, class uint8) level {
 	switch {
 	case now < tick(p.deadUntil.Load()):
 		return levelDead
-	case now < tick(p.softUntil.Load()), now > v.stale && !p.self, p.trial.Load() == trialRunning:
+	case now > v.stale && !p.self: // what it refuses may be long over
 		return max(l, levelSoft)
 	case v.lowest != 0 && class > v.lowest:
 		return max(l, levelRefuses)
+	case now < tick(p.softUntil.Load()), p.trial.Load() == trialRunning:
+		return max(l, levelSoft)
+	case !v.report.Kept.Has(class):
+		return max(l, levelKept)
 	}
 	return l
 }

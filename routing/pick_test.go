@@ -76,6 +76,12 @@ func TestFilters(t *testing.T) {
 		{name: "refuses class 2", fault: set(func(r *Report) { r.LowestClass = 1 }), out: true, all: ReasonAllFull},
 		{name: "class 1 still passes", fault: set(func(r *Report) { r.LowestClass = 1 }), req: Request{Class: 1}},
 		{name: "saturated, no class said", fault: set(func(r *Report) { r.Flags = FlagSaturated }), out: true, all: ReasonAllFull},
+		{name: "kept for class 1", fault: set(func(r *Report) { r.Kept = Classes{1, 1} }), out: true},
+		{name: "kept for its class", fault: set(func(r *Report) { r.Kept = Classes{1, 2} })},
+		{name: "refuses, and is held off besides", fault: func(tbl *Table, b uint64) {
+			set(func(r *Report) { r.LowestClass = 1 })(tbl, b)
+			tbl.Peer(b).HoldOff(time.Second, t0)
+		}, out: true, all: ReasonAllFull},
 		{name: "other service", fault: func(tbl *Table, b uint64) {
 			tbl.SetModels(b, []Model{{ID: "m"}}, ServeEmbeddings|ServeRerank, t0)
 		}, req: Request{Service: ServeChat}, out: true, all: ReasonNoService},

@@ -8,7 +8,7 @@ type Flags uint8
 // The bits are the wire form of the load record.
 const (
 	FlagDraining   Flags = 1 << iota // takes no new requests
-	FlagSaturated                    // its agent refuses new requests of the lowest admitted class and below
+	FlagSaturated                    // its agent refuses new requests of the classes below LowestClass, or, if that is 0, of all
 	FlagEngineDown                   // its own agent says that the engine is dead
 	FlagStale                        // the agent could not read its engine for three periods
 	FlagGPUTrouble                   // XID or uncorrectable ECC event
@@ -24,7 +24,8 @@ type Report struct {
 	Goodbye     bool   // the last record of this boot
 	Flags       Flags
 	State       State
-	LowestClass uint8         // lowest class it admits now (1 highest … 4); 0 = all
+	LowestClass uint8         // lowest class it admits now (1 highest … 4); 0 = all, or none if FlagSaturated is set
+	Kept        Classes       // what it is kept for while another is usable; in a record only while LowestClass is 0
 	Heartbeat   time.Duration // longest time between two records; 0 = unknown
 
 	Running  Opt[int] // requests in the engine's batch

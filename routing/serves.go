@@ -11,5 +11,8 @@ func (s *Snapshot) Serves(p *Peer, r *Request) bool {
 		return false
 	}
 	e := &g.entries[i]
+	if v := p.view.Load(); v != nil && !v.report.Kept.Has(r.class()) {
+		return false // whoever asks is usable itself
+	}
 	return e.fits(r) && (e.context == 0 || r.PromptTokens <= e.context)
 }

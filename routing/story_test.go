@@ -227,6 +227,10 @@ func (s *story) report(boot uint64, o map[string]string) string {
 			r.GPUMemoryUsed = share(v)
 		case "class":
 			r.LowestClass = uint8(s.number(v))
+		case "kept":
+			kept, err := ParseClasses(strings.Split(v, ","))
+			require.NoError(s.t, err)
+			r.Kept = kept
 		case "goodbye":
 			r.Goodbye = true
 		case "age", "ready":
