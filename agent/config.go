@@ -12,7 +12,7 @@ const Prefix = "GRAPEVINE_"
 
 // Config is everything an operator can set, one field for each variable. Tags carry the contract: env is the name without
 // prefix, envDefault the default, is the allowed values (see rules in config_rules.go), doc the sentence of the README
-// table, secret marks what no output may show, later what is read and checked but has no effect in this version.
+// table, secret marks what no output may show.
 //
 // A Config made by hand starts from DefaultConfig.
 type Config struct {
@@ -78,7 +78,7 @@ type Config struct {
 	// Traces is what the standard OTEL_* variables say; nil = no traces.
 	Traces *otlp.Config `env:"-"`
 
-	// Warnings are what ConfigFromEnv noticed and went on with: unknown variables, variables without effect.
+	// Warnings are what ConfigFromEnv noticed and went on with: unknown variables.
 	Warnings []string `env:"-"`
 	// Set names the variables that the environment set, for the config command.
 	Set map[string]bool `env:"-"`

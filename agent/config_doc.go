@@ -14,7 +14,6 @@ type Field struct {
 	Allowed  string // what is accepted, in words
 	Doc      string // one or two sentences
 	Secret   bool   // its value is never shown
-	Later    string // what is missing for it to have an effect; "" when it has one
 
 	name  string
 	index int
@@ -38,7 +37,6 @@ var Fields = sync.OnceValue(func() []Field {
 			Allowed:  r.allowed(),
 			Doc:      sf.Tag.Get("doc"),
 			Secret:   sf.Tag.Get("secret") == "true",
-			Later:    sf.Tag.Get("later"),
 			name:     sf.Name, index: i, rule: r,
 		})
 	}
@@ -82,11 +80,7 @@ func ConfigDocs() string {
 		if f.Default != "" {
 			def = "`" + f.Default + "`"
 		}
-		doc := f.Doc
-		if f.Later != "" {
-			doc += " *Checked, but without effect in this version.*"
-		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.Variable, def, strings.ReplaceAll(f.Allowed, "|", `\|`), strings.ReplaceAll(doc, "|", `\|`))
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.Variable, def, strings.ReplaceAll(f.Allowed, "|", `\|`), strings.ReplaceAll(f.Doc, "|", `\|`))
 	}
 	return b.String()
 }

@@ -80,9 +80,6 @@ func ConfigFromEnv(environ []string) (Config, error) {
 		if errs[f.Variable] == nil && !f.rule.ok(v.Field(f.index)) {
 			errs[f.Variable] = f.wrong(raw)
 		}
-		if f.Later != "" {
-			c.Warnings = append(c.Warnings, fmt.Sprintf("%s has no effect in this version: %s is not built yet", f.Variable, f.Later))
-		}
 	}
 	for _, n := range []string{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"} {
 		if val, ok := all[n]; ok {

@@ -165,18 +165,6 @@ func TestUnknownVariables(t *testing.T) {
 	}, c.Warnings)
 }
 
-// A setting that is read but does nothing yet must say so.
-func TestSettingsWithoutEffect(t *testing.T) {
-	for _, f := range Fields() {
-		if f.Later == "" || f.rule.allowed() != "true or false" {
-			continue
-		}
-		c, err := ConfigFromEnv([]string{loopbackGossip, f.Variable + "=true"})
-		require.NoError(t, err)
-		assert.Equal(t, []string{f.Variable + " has no effect in this version: " + f.Later + " is not built yet"}, c.Warnings)
-	}
-}
-
 func TestFieldsAreDocumented(t *testing.T) {
 	for _, f := range Fields() {
 		assert.True(t, strings.HasSuffix(f.Doc, "."), "%s: %q is not a sentence", f.Variable, f.Doc)
