@@ -351,3 +351,40 @@ func TestShortAnswerIsWholeOrReplayed(t *testing.T) {
 		}
 	}
 }
+
+// A full outage of answers: every engine says that it is busy, every request would like to be tried elsewhere. Counted at the
+// engines, there are no more repeats than a tenth of the first attempts, and what each agent starts with and gets with time.
+func TestRetriesInAnOutage(t *testing.T) {
+	for name, refuse := range map[string]func(int, http.ResponseWriter, *http.Request){
+		"busy": reply(503, `{"error":{"message":"busy"}}`), "full": reply(429, `{"error":{"message":"full"}}`),
+		"not run": reply(500, "cannot schedule new futures after shutdown"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engines := []*scripted{engine(refuse), engine(refuse), engine(refuse)}
+				f := newFleet(t, []uint64{1, 2, 3}, func(_ int, c *Config) { c.Reply = vllmReplies }, engines[0], engines[1], engines[2])
+				const requests, agents = 900, 3
+				start := time.Now()
+				for i := range requests {
+					time.Sleep(100 * time.Millisecond)
+					req, err := http.NewRequest("POST", "http://"+f.clients[i%agents]+chatPath, strings.NewReader(chatBody(i%2 == 0)))
+					require.NoError(t, err)
+					resp, err := f.hc.Do(req)
+					require.NoError(t, err)
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+					assert.GreaterOrEqual(t, resp.StatusCode, 429)
+				}
+				at := 0
+				for _, e := range engines {
+					at += e.count()
+				}
+				repeats, most := at-requests, requests/10+agents*(3+int(time.Since(start).Seconds()/10))
+				t.Logf("%d repeats of %d first attempts in %v; %d are allowed", repeats, requests, time.Since(start), most)
+				assert.LessOrEqual(t, repeats, most)
+				assert.Positive(t, repeats)
+				f.idle()
+			})
+		})
+	}
+}
