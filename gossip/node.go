@@ -263,6 +263,7 @@ func (n *Node) Run(ctx context.Context) error {
 	wg.Go(func() { n.join.run(work) })
 	wg.Go(func() { n.publish(work) })
 	wg.Go(func() { n.publishBackground(work) })
+	wg.Go(func() { n.spread(work) })
 	wg.Go(func() { n.retag(work) })
 	wg.Go(func() { n.shed(work) })
 	var err error

@@ -18,9 +18,9 @@ type Profile struct {
 	WatchSet   int           // peers that get records directly when there are more than DirectMax
 	DirectMax  int           // up to so many peers all get records directly
 	Bytes      int           // bytes/s of records sent directly
-	Background int           // bytes/s of records in the background queue, relayed ones included
+	Background int           // bytes/s of packets from the background queue, relayed records included
 
-	GossipInterval time.Duration // of Serf; the background queue travels in its packets
+	GossipInterval time.Duration // of Serf
 	GossipNodes    int
 
 	serf func(*serf.Config)

@@ -46,11 +46,10 @@ func TestBackgroundRate(t *testing.T) {
 		rate    float64
 		promise time.Duration
 	}{
-		{&lan, 130, 0.736, 3631 * time.Millisecond},
-		{&lan, 300, 0.319, 5765 * time.Millisecond},
-		{&lan, 1000, 0.096, 14549 * time.Millisecond},
-		{&large, 1000, 0.064, 22824 * time.Millisecond},
-		{&wan, 10, 1, 11200 * time.Millisecond},
+		{&lan, 130, 1, 3200 * time.Millisecond},
+		{&lan, 300, 0.544, 4204 * time.Millisecond},
+		{&large, 1000, 0.163, 9351 * time.Millisecond},
+		{&wan, 10, 1, 7200 * time.Millisecond},
 		{&lan, 10_000, 0.05, 26 * time.Second},
 	} {
 		assert.InDelta(t, tc.rate, backgroundRate(tc.p, tc.members), 0.001)
