@@ -1,7 +1,10 @@
 //go:build linux
 
-// Command bench measures what a request and a streamed token cost, beside the proxies that people use.
+// Command bench measures what a request and a streamed token cost, beside the proxies that people use, and what gossip costs.
 //
+//	go run ./test/bench gossip                   # age of load records, CPU, bytes, packets and memory for N = 3, 10, 30, 100
+//	go run ./test/bench gossip -long             # and 300
+//	go run ./test/bench gossip -n 100 -seconds 10
 //	go run ./test/bench proxy                    # everything, 5 repetitions, about half an hour
 //	go run ./test/bench proxy -short             # for CI: few scenarios, a few minutes
 //	go run ./test/bench proxy -peers nginx,grapevine -scenarios c16,s200 -reps 3
@@ -27,11 +30,17 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench: pin:", pin(os.Args[2], os.Args[3:]))
 		os.Exit(1)
 	}
-	if len(os.Args) < 2 || os.Args[1] != "proxy" {
+	parts := map[string]func([]string) error{"proxy": proxyBench, "gossip": gossipBench}
+	var part func([]string) error
+	if len(os.Args) > 1 {
+		part = parts[os.Args[1]]
+	}
+	if part == nil {
 		fmt.Fprintln(os.Stderr, "usage: go run ./test/bench proxy [-short] [-peers LIST] [-scenarios LIST] [-reps N] [-syscalls]")
+		fmt.Fprintln(os.Stderr, "       go run ./test/bench gossip [-long] [-n N] [-key=false] [-seconds N] [-idle]")
 		os.Exit(2)
 	}
-	if err := proxyBench(os.Args[2:]); err != nil {
+	if err := part(os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
