@@ -107,7 +107,7 @@ func (r gossipRow) print(w io.Writer) {
 func startMember(i int, profile string, join []string, key, idle bool, failed *counter) (*member, error) {
 	x := &member{boot: uint64(i+1)<<32 | 1, done: make(chan struct{}), heardAt: make(map[uint64]time.Time)}
 	cfg := gossip.Config{
-		NodeName: fmt.Sprintf("n%d", i), Member: routing.Member{Boot: x.boot, Addr: "127.0.0.1:1"}, Listen: "127.0.0.1:0", Join: join, Profile: profile,
+		NodeName: fmt.Sprintf("n%d", i), Member: routing.Member{Boot: x.boot, Addr: fmt.Sprintf("127.0.0.1:%d", 1000+i)}, Listen: "127.0.0.1:0", Join: join, Profile: profile,
 		Logger: slog.New(slog.DiscardHandler),
 		OnMember: func(_ routing.Member, e gossip.MemberEvent) {
 			if e == gossip.MemberFailed {
