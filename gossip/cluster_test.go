@@ -2,6 +2,7 @@ package gossip_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,6 +130,7 @@ func TestCluster64(t *testing.T) {
 		t.Logf("idle: %.0f packets/s and %.0f bytes/s an agent", float64(after.Packets-before.Packets)/60/64, float64(after.Bytes-before.Bytes)/60/64)
 		assert.Zero(t, c.saw("failed"))
 		assert.True(t, c.complete())
+		gossiptest.Figure(t, 25, "without a key, largest packet of 64 agents %d bytes", after.Largest)
 		assert.LessOrEqual(t, after.Largest, 1245)
 
 		victim := c.agents[63]
@@ -148,9 +150,9 @@ func TestCluster64(t *testing.T) {
 			}
 			return true
 		})
-		t.Logf("goodbye at all after %v", took)
-		took = c.until(8*time.Second, "leave known", func() bool { return c.saw("left n62.") == 62 })
-		t.Logf("leave known to all after %v", took)
+		goodbye := took
+		took = c.until(1500*time.Second, "leave known", func() bool { return c.saw("left n62.") == 62 })
+		gossiptest.Figure(t, 9, "of 64 in memory: goodbye at all after %v, leave after %v", goodbye, goodbye+took)
 		assert.Zero(t, c.saw("failed n62."))
 		<-leaver.ended
 		assert.NoError(t, leaver.err)
@@ -177,8 +179,8 @@ func TestJoinAndKill(t *testing.T) {
 
 		c.agents = c.agents[:10]
 		late.kill()
-		took = c.until(9*time.Second, "failed", func() bool { return c.saw("failed late.") == 10 })
-		t.Logf("kill known to all after %v", took)
+		took = c.until(6*time.Second, "failed", func() bool { return c.saw("failed late.") == 10 })
+		gossiptest.Figure(t, 8, "of 11 in memory: kill known to all after %v", took)
 		assert.True(t, c.complete())
 	})
 }
@@ -188,18 +190,19 @@ func TestPartition(t *testing.T) {
 		c := newCluster(t)
 		c.grow(10)
 		c.until(10*time.Second, "complete", c.complete)
+		var all []string
 		for _, cut := range []time.Duration{15 * time.Second, 40 * time.Second} {
 			left, right := c.agents[:5], c.agents[5:]
 			c.net.Partition(addrs(left), addrs(right))
-			took := c.until(15*time.Second, "split", func() bool { return c.completeAmong(left) && c.completeAmong(right) })
-			t.Logf("split known after %v", took)
-			time.Sleep(cut)
+			split := c.until(8*time.Second, "split", func() bool { return c.completeAmong(left) && c.completeAmong(right) })
+			time.Sleep(cut - split)
 			assert.True(t, c.completeAmong(left) && c.completeAmong(right), "each half keeps its own")
 			c.net.Heal()
-			took = c.until(10*time.Second, "healed", c.complete)
-			t.Logf("all fresh %v after a cut of %v", took, cut)
+			took := c.until(10*time.Second, "healed", c.complete)
+			all = append(all, fmt.Sprintf("cut of %v: known after %v, all fresh %v after healing", cut, split, took))
 			time.Sleep(5 * time.Second)
 		}
+		gossiptest.Figure(t, 12, "in memory, %s", strings.Join(all, "; "))
 	})
 }
 
@@ -214,7 +217,7 @@ func TestC72RestartSameName(t *testing.T) {
 		old.kill()
 		c.agents = c.agents[:9]
 		again := c.add("n9")
-		took := c.until(2*time.Second, "new one known", func() bool {
+		known := c.until(2*time.Second, "new one known", func() bool {
 			for _, a := range c.agents[:9] {
 				if !a.knows(again.boot) {
 					return false
@@ -222,8 +225,7 @@ func TestC72RestartSameName(t *testing.T) {
 			}
 			return true
 		})
-		t.Logf("new address everywhere after %v", took)
-		took = c.until(time.Second, "old one gone", func() bool {
+		took := c.until(time.Second, "old one gone", func() bool {
 			for _, a := range c.agents {
 				if a.knows(old.boot) {
 					return false
@@ -231,7 +233,7 @@ func TestC72RestartSameName(t *testing.T) {
 			}
 			return true
 		})
-		t.Logf("old entry gone %v later", took)
+		gossiptest.Figure(t, 13, "new address everywhere after %v, old entry gone %v later", known, took)
 		time.Sleep(10 * time.Second)
 		assert.True(t, c.complete())
 		assert.Zero(t, c.saw("failed n8."))
@@ -290,7 +292,7 @@ func TestLoss(t *testing.T) {
 			worst = max(worst, a.offBy)
 			a.mu.Unlock()
 		}
-		t.Logf("%d records sent, %.1f %% arrived, longest gap between two of one origin %v", after.sent-before.sent, 100*share, worst)
+		gossiptest.Figure(t, 5, "%d records sent, %.1f %% arrived, longest gap between two of one origin %v, no failed event", after.sent-before.sent, 100*share, worst)
 		assert.GreaterOrEqual(t, share, 0.94)
 		assert.Greater(t, after.sent-before.sent, uint64(30*29*30*3), "about 4 records/s each")
 		assert.Less(t, worst, 3600*time.Millisecond)
@@ -322,6 +324,7 @@ func TestWrongKeyAndCluster(t *testing.T) {
 		for _, s := range strangers {
 			assert.Equal(t, 1, s.Alive(), s.Name())
 			assert.Equal(t, 3, s.log.count("join address unreachable"), "one warning a seed: %s", s.log)
+			gossiptest.Figure(t, 18, "3 strangers refused by 3 agents, %d lines a stranger in 30 s, at most one a seed", s.log.count("join address unreachable"))
 			assert.NotEmpty(t, s.Stats().Unreachable)
 		}
 		for _, a := range inside {

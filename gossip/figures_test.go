@@ -2,8 +2,10 @@ package gossip_test
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
@@ -16,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/grapevine-lb/grapevine/gossip"
+	"github.com/grapevine-lb/grapevine/gossip/gossiptest"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -62,12 +65,72 @@ func quantile(d []time.Duration, p float64) time.Duration {
 	return d[int(p*float64(len(d)-1))].Round(time.Millisecond)
 }
 
+// How long a record needs from its publishing to the last peer, at 4 a second, and how old records are.
+func TestSpread(t *testing.T) {
+	for _, n := range []int{3, 10, 30} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster(t)
+				c.grow(n)
+				c.until(15*time.Second, "complete", c.complete)
+				time.Sleep(5 * time.Second)
+				var last, ages []time.Duration
+				lost := 0
+				for turn := range 40 { // 10 s
+					began := time.Now()
+					mark := 100_000 - turn%2*90_000 + turn
+					for _, a := range c.agents {
+						r := load(1)
+						r.PendingTokens = routing.Some(mark)
+						a.Offer(r)
+					}
+					gap := time.Duration(rand.Int64N(int64(50 * time.Millisecond)))
+					for range 5 { // samples at any age
+						time.Sleep(gap)
+						gap = 50 * time.Millisecond
+						for _, a := range c.agents {
+							a.mu.Lock()
+							for _, at := range a.heardAt {
+								ages = append(ages, time.Since(at))
+							}
+							a.mu.Unlock()
+						}
+					}
+					time.Sleep(250*time.Millisecond - time.Since(began))
+					for _, b := range c.agents {
+						late := time.Duration(0)
+						for _, a := range c.agents {
+							a.mu.Lock()
+							if r := a.reports[b.boot]; a != b && r.PendingTokens != routing.Some(mark) {
+								lost++
+							} else if a != b {
+								late = max(late, a.heardAt[b.boot].Sub(began))
+							}
+							a.mu.Unlock()
+						}
+						last = append(last, late)
+					}
+				}
+				slices.Sort(last)
+				slices.Sort(ages)
+				gossiptest.Figure(t, 1, "to the last peer p50 %.1f ms p99 %.1f ms, %d lost; age p50 %v p99 %v", quantileMS(last, .5), quantileMS(last, .99), lost, quantile(ages, .5), quantile(ages, .99))
+				assert.Zero(t, lost)
+				assert.LessOrEqual(t, quantileMS(last, .99), 50.0)
+				assert.LessOrEqual(t, quantile(ages, .5), 150*time.Millisecond)
+				assert.LessOrEqual(t, quantile(ages, .99), 350*time.Millisecond)
+			})
+		})
+	}
+}
+
+func quantileMS(d []time.Duration, p float64) float64 {
+	return float64(d[int(p*float64(len(d)-1))]) / float64(time.Millisecond)
+}
+
 // C75: 100 agents with a key, loads changing at the rate of the budget: news is coalesced and paced, so that ages, bytes and
 // packets stay bounded.
 func TestC75BudgetAt100(t *testing.T) {
-	if testing.Short() || raceEnabled {
-		t.Skip("100 agents")
-	}
+	longOnly(t)
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		c.cfg.Keys, c.cfg.Cluster = keys(t, testKey), ""
@@ -82,8 +145,9 @@ func TestC75BudgetAt100(t *testing.T) {
 		records := float64(c.agents[0].Stats().RecordsSent-sent) / secs
 		packets := float64(after.Packets-before.Packets) / secs / 100
 		all := (float64(after.Bytes-before.Bytes)+float64(after.StreamBytes-before.StreamBytes))/secs/100 + 28*packets
-		t.Logf("age p50 %v p99 %v; %.0f record packets/s = %.1f KiB/s; all: %.0f packets/s, %.1f KiB/s; largest %d",
-			quantile(ages, .5), quantile(ages, .99), records, records*119/1024, packets, all/1024, after.Largest)
+		gossiptest.Figure(t, 2, "age p50 %v p99 %v; %.0f record packets/s = %.1f KiB/s; all: %.0f packets/s, %.1f KiB/s",
+			quantile(ages, .5), quantile(ages, .99), records, records*119/1024, packets, all/1024)
+		gossiptest.Figure(t, 25, "with a key, largest packet of 100 agents %d bytes", after.Largest)
 		assert.LessOrEqual(t, quantile(ages, .5), 220*time.Millisecond)
 		assert.LessOrEqual(t, quantile(ages, .99), 550*time.Millisecond)
 		assert.LessOrEqual(t, records*119, 32.5*1024)
@@ -107,7 +171,7 @@ func TestIdle(t *testing.T) {
 		rate := float64(c.agents[1].report(c.agents[0].boot).Seq-was) / 30
 		packets := float64(after.Packets-before.Packets) / 30 / 10
 		out := float64(after.Bytes-before.Bytes)/30/10 + 28*packets
-		t.Logf("%.2f records/s, %.1f packets/s, %.0f bytes/s with headers", rate, packets, out)
+		gossiptest.Figure(t, 3, "%.2f records/s, %.1f packets/s, %.0f bytes/s with headers", rate, packets, out)
 		assert.InDelta(t, 1, rate, 0.2)
 		assert.LessOrEqual(t, out, 1500.0)
 	})
@@ -120,22 +184,40 @@ func TestJump(t *testing.T) {
 		c.grow(2)
 		c.until(5*time.Second, "complete", c.complete)
 		a, b := c.agents[0], c.agents[1]
-		worst := time.Duration(0)
-		r := load(1)
-		r.PendingTokens = routing.Some(7000)
-		a.Offer(r)
-		for i := range 20 {
-			for _, pending := range []int{0, 7000} { // 20 ms and 900 ms more at 8,000 tokens/s
-				r := load(1)
-				r.PendingTokens = routing.Some(pending)
-				time.Sleep(time.Duration(110+i*37) * time.Millisecond)
-				a.Offer(r)
-				took := c.until(time.Second, "seen", func() bool { return b.report(a.boot).PendingTokens == routing.Some(pending) })
-				worst = max(worst, took)
+		step := func(pending int) time.Duration {
+			r := load(1)
+			r.PendingTokens = routing.Some(pending)
+			a.Offer(r)
+			began := time.Now()
+			for b.report(a.boot).PendingTokens != routing.Some(pending) {
+				require.Less(t, time.Since(began), time.Second)
+				time.Sleep(time.Millisecond)
+				synctest.Wait()
 			}
+			return time.Since(began)
 		}
-		t.Logf("worst of 40: %v", worst)
-		assert.LessOrEqual(t, worst, 130*time.Millisecond)
+		var calm, busy time.Duration
+		var at []time.Time  // of the records, as b sees them
+		for i := range 20 { // the predicted wait goes from 20 ms to 900 ms and back
+			time.Sleep(time.Duration(500+i*37) * time.Millisecond)
+			b.mu.Lock()
+			since := time.Since(b.heardAt[a.boot])
+			b.mu.Unlock()
+			if took := step(7000); since > 105*time.Millisecond {
+				calm = max(calm, took)
+			} else { // a heartbeat went out just now
+				busy = max(busy, took)
+			}
+			at = append(at, time.Now())
+			busy = max(busy, step(0)) // just after a record
+			at = append(at, time.Now())
+		}
+		for i := 10; i < len(at); i++ {
+			assert.GreaterOrEqual(t, at[i].Sub(at[i-10]), time.Second, "at most 10 in a second")
+		}
+		gossiptest.Figure(t, 4, "worst of 20: %v, just after another record %v", calm, busy)
+		assert.LessOrEqual(t, calm, 20*time.Millisecond)
+		assert.LessOrEqual(t, busy, 130*time.Millisecond)
 	})
 }
 
@@ -152,11 +234,12 @@ func TestRestarts(t *testing.T) {
 		})
 		c.grow(10)
 		c.until(10*time.Second, "complete", c.complete)
-		exchange := func() uint64 { // bytes of the state exchanges in a minute
+		exchange := func() float64 { // bytes of a state exchange, both ways, mean of ten minutes
 			time.Sleep(30 * time.Second)
-			b := c.net.Traffic().StreamBytes
-			time.Sleep(time.Minute)
-			return c.net.Traffic().StreamBytes - b
+			a := c.net.Traffic()
+			time.Sleep(10 * time.Minute)
+			b := c.net.Traffic()
+			return float64(b.StreamBytes-a.StreamBytes) / float64(b.Streams-a.Streams)
 		}
 		before := exchange()
 		var m0, m1 runtime.MemStats
@@ -185,9 +268,9 @@ func TestRestarts(t *testing.T) {
 		after := exchange()
 		runtime.GC()
 		runtime.ReadMemStats(&m1)
-		t.Logf("member lists back to 10 after %v; exchanges %d before, %d after; heap %+d KiB an agent", took, before, after, (int64(m1.HeapAlloc)-int64(m0.HeapAlloc))>>10/10)
+		gossiptest.Figure(t, 14, "member lists back to 10 after %v; an exchange has %.0f bytes before, %.0f after; heap %+d KiB an agent", took, before, after, (int64(m1.HeapAlloc)-int64(m0.HeapAlloc))>>10/10)
 		assert.Less(t, int64(m1.HeapAlloc)-int64(m0.HeapAlloc), int64(10<<20))
-		assert.InDelta(t, float64(before), float64(after), 0.25*float64(before))
+		assert.InDelta(t, before, after, 0.1*before)
 		assert.True(t, c.complete())
 	})
 }
@@ -198,7 +281,7 @@ func TestTagsWhileLoadsFlow(t *testing.T) {
 		c := newCluster(t)
 		c.grow(5)
 		c.until(10*time.Second, "complete", c.complete)
-		for i := range 10 {
+		for i := range 10 { // a change a second
 			for _, a := range c.agents {
 				a.Describe("vllm", routing.Some(uint32(i)))
 			}
@@ -206,6 +289,7 @@ func TestTagsWhileLoadsFlow(t *testing.T) {
 		}
 		assert.Zero(t, c.saw("failed"))
 		assert.NotZero(t, c.saw("updated"))
+		gossiptest.Figure(t, 16, "50 changes of tags, %d of 5 agents saw them, no failed event", c.saw("updated"))
 		assert.True(t, c.complete())
 	})
 }
@@ -234,6 +318,7 @@ func TestBlockedConsumer(t *testing.T) {
 		assert.False(t, a.saw("failed n4"))
 		close(block)
 		c.until(100*time.Millisecond, "told in the end", func() bool { return a.saw("failed n4") && a.saw("joined late") && a.knows(late.boot) })
+		gossiptest.Figure(t, 17, "%d records in 10 s while the consumer was blocked; told of a joiner and a kill afterwards", a.report(c.agents[1].boot).Seq-was)
 		c.until(1300*time.Millisecond, "its load too", func() bool { return a.report(late.boot).Boot == late.boot })
 	})
 }
@@ -258,6 +343,9 @@ func TestNoPlaintext(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			c.net.Tap(nil) // takes the network's lock, under which seen is counted
 			assert.Equal(t, encrypted, seen == 0)
+			if encrypted {
+				gossiptest.Figure(t, 18, "%d packets and streams with a readable boot id", seen)
+			}
 			for _, a := range c.agents {
 				a.kill()
 			}
@@ -273,6 +361,15 @@ func TestKeyRotation(t *testing.T) {
 		c := newCluster(t)
 		oldKey, newKey := keys(t, testKey), keys(t, otherKey)
 		both := append(slices.Clone(newKey), oldKey...)
+		worst := time.Duration(0)
+		flow := func(d time.Duration) { // loads flow, and nobody is silent for long
+			c.drive(d)
+			for _, a := range c.agents {
+				a.mu.Lock()
+				worst = max(worst, a.offBy)
+				a.mu.Unlock()
+			}
+		}
 		c.cfg.Keys = oldKey
 		c.grow(5)
 		c.until(10*time.Second, "complete", c.complete)
@@ -282,7 +379,7 @@ func TestKeyRotation(t *testing.T) {
 		c.until(8*time.Second, "joined before the change", c.complete)
 		for i, a := range c.agents[:5] {
 			require.NoError(t, a.SetKeys(both))
-			c.drive(2 * time.Second)
+			flow(2 * time.Second)
 			want := i == 4
 			c.until(3*time.Second, "used once all know it", func() bool { return a.Keys()[0].Sending == want })
 		}
@@ -299,7 +396,7 @@ func TestKeyRotation(t *testing.T) {
 		c.until(8*time.Second, "joined with the new key alone", c.complete)
 		for _, a := range c.agents {
 			require.NoError(t, a.SetKeys(newKey))
-			c.drive(time.Second)
+			flow(time.Second)
 		}
 		time.Sleep(5 * time.Second)
 		assert.True(t, c.complete())
@@ -308,6 +405,8 @@ func TestKeyRotation(t *testing.T) {
 			assert.Equal(t, []gossip.KeyInfo{{ID: gossip.KeyID(newKey[0]), Sending: true, KnownBy: 7}}, a.Keys())
 		}
 		assert.Error(t, c.agents[0].UseKey("00000000"))
+		gossiptest.Figure(t, 19, "7 agents, longest gap between two records of anybody %v, no failed event", worst)
+		assert.Less(t, worst, 3600*time.Millisecond)
 	})
 }
 
@@ -339,6 +438,7 @@ func TestStockSerf(t *testing.T) {
 			assert.Equal(t, serf.StatusAlive, m.Status)
 		}
 		assert.True(t, c.complete())
+		gossiptest.Figure(t, 20, "stock node alive with 4 members after 10 s, %d replicas for ours", c.agents[0].Alive())
 		require.NoError(t, s.Shutdown())
 	})
 }
@@ -363,7 +463,7 @@ func TestFlood(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		s := c.agents[0].Stats()
-		t.Logf("parked %d, dropped %v", s.Parked, s.Dropped)
+		gossiptest.Figure(t, 21, "parked %d, dropped for lack of room %d of 10,000", s.Parked, s.Dropped["flood"])
 		assert.LessOrEqual(t, s.Parked, 256)
 		assert.Greater(t, s.Dropped["flood"], uint64(5000))
 		c.add("late")

@@ -3,6 +3,7 @@ package gossip
 import (
 	"cmp"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -29,20 +30,24 @@ type book struct {
 	pending []string          // names with news, oldest first
 	wake    chan struct{}     // one token: there is news
 
+	refused map[uint64]string // boot ids that are no candidates, beside those whose peer address says so; why
+
 	left    map[uint64]bool // boot ids that left on purpose, remembered longer than their members
 	leftAge []uint64        // the same, oldest first
 
-	targets  atomic.Pointer[[]target] // alive replicas but ourselves, by name
-	direct   atomic.Pointer[[]target] // those of them that get our records directly
-	alive    atomic.Int64             // the same, counted with ourselves
-	foreign  atomic.Int64             // alive members that are no replicas of this cluster
-	replaced atomic.Int64             // how often replace found something; 0 spares revive its search
+	targets  atomic.Pointer[[]target]                // alive replicas but ourselves, by name
+	direct   atomic.Pointer[[]target]                // those of them that get our records directly
+	ips      atomic.Pointer[map[netip.Addr]struct{}] // of all alive members
+	alive    atomic.Int64                            // the same, counted with ourselves
+	foreign  atomic.Int64                            // alive members that are no replicas of this cluster
+	replaced atomic.Int64                            // how often replace found something; 0 spares revive its search
 }
 
 // entry is one member.
 type entry struct {
 	id    identity
 	addr  string // gossip address
+	ip    netip.Addr
 	alive bool
 	event MemberEvent // newest news
 	news  bool
@@ -58,9 +63,10 @@ type target struct {
 }
 
 func newBook(self string, boot uint64, cluster string, p *Profile) *book {
-	b := &book{self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), left: make(map[uint64]bool), wake: make(chan struct{}, 1)}
+	b := &book{self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), left: make(map[uint64]bool), refused: make(map[uint64]string), wake: make(chan struct{}, 1)}
 	b.targets.Store(new([]target))
 	b.direct.Store(new([]target))
+	b.ips.Store(&map[netip.Addr]struct{}{})
 	b.alive.Store(1)
 	return b
 }
@@ -100,8 +106,13 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 				e.stock, e.bad = true, err.Error()
 			}
 		}
+		if why := b.refused[id.Boot]; why != "" && !e.stock {
+			e.stock, e.bad = true, why
+		}
 		joined := !e.alive || id.Boot != e.id.Boot
 		e.id, e.addr, e.alive = id, net.JoinHostPort(m.Addr.String(), strconv.Itoa(int(m.Port))), true
+		e.ip, _ = netip.AddrFromSlice(m.Addr)
+		e.ip = e.ip.Unmap()
 		if joined {
 			e.since = now
 		}
@@ -125,6 +136,7 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 		if e != nil {
 			e.alive = false
 			b.tell(m.Name, e, MemberGone)
+			delete(b.refused, e.id.Boot)
 		}
 	}
 }
@@ -157,7 +169,11 @@ func (b *book) tell(name string, e *entry, ev MemberEvent) {
 func (b *book) rebuild() {
 	var ts []target
 	foreign := 0
+	ips := make(map[netip.Addr]struct{}, len(b.entries))
 	for name, e := range b.entries {
+		if e.alive && e.ip.IsValid() {
+			ips[e.ip] = struct{}{}
+		}
 		switch {
 		case !e.alive:
 		case e.stock:
@@ -172,6 +188,7 @@ func (b *book) rebuild() {
 		direct = predecessors(b.boot, ts, b.profile.WatchSet)
 	}
 	b.targets.Store(&ts)
+	b.ips.Store(&ips)
 	b.direct.Store(&direct)
 	b.alive.Store(int64(len(ts) + 1))
 	b.foreign.Store(int64(foreign))

@@ -48,6 +48,8 @@ type Node struct {
 	join   *joiner
 	stats  counters
 
+	strangers strangers
+
 	refusedAt    time.Time // of the last line about a refused member; tell's alone
 	refusedQuiet int       // how many since
 
@@ -69,6 +71,7 @@ type Node struct {
 // name what is wrong. A node that is not run must be closed.
 func New(cfg Config) (*Node, error) {
 	n := &Node{cfg: cfg, log: cfg.Logger, tagWake: make(chan struct{}, 1), events: make(chan serf.Event, eventBuffer), done: make(chan struct{})}
+	n.strangers.tried = make(map[uint64]time.Time)
 	if n.log == nil {
 		n.log = slog.Default()
 	}
@@ -178,7 +181,7 @@ func (n *Node) bind() (*transport, error) {
 	if len(n.cfg.Keys) == 0 && !(ip.IsValid() && ip.IsLoopback()) {
 		n.log.Warn("gossip is not encrypted and open to the network")
 	}
-	return listen(ip, port, adv)
+	return listen(ip, port, adv, n.stranger)
 }
 
 func (n *Node) joinsBeyondLoopback() bool {
@@ -363,6 +366,7 @@ func (n *Node) tell() {
 func (n *Node) tellOne(m news) {
 	if m.bad != "" && m.event.Alive() {
 		n.refuseMember(m)
+		n.heard.part(m.id.Boot)
 		if n.cfg.OnMember != nil { // it may have been a replica before
 			n.cfg.OnMember(m.id.Member, MemberFailed)
 		}

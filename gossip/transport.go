@@ -22,6 +22,7 @@ type transport struct {
 	ip   netip.Addr // advertised
 	port uint16     // bound, and advertised
 	udp  *net.UDPConn
+	look func(packet []byte, from netip.AddrPort) // sees each packet before memberlist; may be nil
 	tcp  *net.TCPListener
 
 	packets chan *memberlist.Packet
@@ -33,8 +34,8 @@ type transport struct {
 }
 
 // listen binds both sockets. With port 0 the kernel chooses a port that is free for both.
-func listen(bind netip.Addr, port uint16, advertise netip.Addr) (*transport, error) {
-	t := &transport{ip: advertise, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn)}
+func listen(bind netip.Addr, port uint16, advertise netip.Addr, look func([]byte, netip.AddrPort)) (*transport, error) {
+	t := &transport{ip: advertise, look: look, packets: make(chan *memberlist.Packet), streams: make(chan net.Conn)}
 	var ip net.IP // nil: all interfaces and both families
 	if bind.IsValid() {
 		ip = bind.AsSlice()
@@ -95,6 +96,9 @@ func (t *transport) read() {
 		}
 		if n == 0 {
 			continue // memberlist logs an error for each
+		}
+		if t.look != nil {
+			t.look(scratch[:n], from)
 		}
 		p := &memberlist.Packet{
 			Buf:       append([]byte(nil), scratch[:n]...), // memberlist keeps slices of it

@@ -26,9 +26,9 @@ func TestTransport(t *testing.T) {
 			if tc.bind != "" {
 				bind = netip.MustParseAddr(tc.bind)
 			}
-			a, err := listen(bind, 0, netip.MustParseAddr(tc.advertise))
+			a, err := listen(bind, 0, netip.MustParseAddr(tc.advertise), nil)
 			require.NoError(t, err)
-			b, err := listen(bind, 0, netip.MustParseAddr(tc.advertise))
+			b, err := listen(bind, 0, netip.MustParseAddr(tc.advertise), nil)
 			require.NoError(t, err)
 			defer func() { assert.NoError(t, a.Shutdown()); assert.NoError(t, a.Shutdown(), "again") }()
 			ip, port, err := b.FinalAdvertiseAddr("", 0)
@@ -74,10 +74,10 @@ func hasIPv6() bool {
 
 func TestTransportPortTaken(t *testing.T) {
 	ip := netip.MustParseAddr("127.0.0.1")
-	a, err := listen(ip, 0, ip)
+	a, err := listen(ip, 0, ip, nil)
 	require.NoError(t, err)
 	defer func() { _ = a.Shutdown() }()
-	_, err = listen(ip, a.port, ip)
+	_, err = listen(ip, a.port, ip, nil)
 	require.ErrorContains(t, err, "gossip listen: listen tcp 127.0.0.1:")
 	require.ErrorContains(t, err, "address already in use")
 }
@@ -85,7 +85,7 @@ func TestTransportPortTaken(t *testing.T) {
 // Shutdown ends a dial into the void at once instead of after memberlist's 3 s.
 func TestTransportShutdownEndsDial(t *testing.T) {
 	ip := netip.MustParseAddr("127.0.0.1")
-	a, err := listen(ip, 0, ip)
+	a, err := listen(ip, 0, ip, nil)
 	require.NoError(t, err)
 	began := time.Now()
 	time.AfterFunc(50*time.Millisecond, func() { _ = a.Shutdown() })
@@ -96,7 +96,7 @@ func TestTransportShutdownEndsDial(t *testing.T) {
 
 func BenchmarkTransport(b *testing.B) {
 	ip := netip.MustParseAddr("127.0.0.1")
-	t, err := listen(ip, 0, ip)
+	t, err := listen(ip, 0, ip, nil)
 	require.NoError(b, err)
 	defer func() { _ = t.Shutdown() }()
 	to := netip.AddrPortFrom(ip, t.port).String()
