@@ -24,6 +24,7 @@ import (
 type member struct {
 	*gossip.Node
 	boot uint64
+	ctx  context.Context
 	stop context.CancelFunc
 	done chan struct{}
 
@@ -104,7 +105,7 @@ func (r gossipRow) print(w io.Writer) {
 }
 
 // startMember makes a node on loopback.
-func startMember(i int, profile string, join []string, key, idle bool, failed *counter) (*member, error) {
+func startMember(i int, profile string, join []string, key bool, failed *counter) (*member, error) {
 	x := &member{boot: uint64(i+1)<<32 | 1, done: make(chan struct{}), heardAt: make(map[uint64]time.Time)}
 	cfg := gossip.Config{
 		NodeName: fmt.Sprintf("n%d", i), Member: routing.Member{Boot: x.boot, Addr: fmt.Sprintf("127.0.0.1:%d", 1000+i)}, Listen: "127.0.0.1:0", Join: join, Profile: profile,
@@ -134,9 +135,7 @@ func startMember(i int, profile string, join []string, key, idle bool, failed *c
 		_ = x.Run(ctx) // ends by Close
 	}()
 	x.Offer(loadOf(0))
-	if !idle {
-		go x.drive(ctx)
-	}
+	x.ctx = ctx
 	return x, nil
 }
 
@@ -184,7 +183,7 @@ func measureGossip(n int, key, idle bool, window time.Duration) (gossipRow, erro
 		wg.Wait()
 	}()
 	for i := range n {
-		x, err := startMember(i, profile, seeds, key, idle, &failed)
+		x, err := startMember(i, profile, seeds, key, &failed)
 		if err != nil {
 			return gossipRow{}, err
 		}
@@ -200,6 +199,11 @@ func measureGossip(n int, key, idle bool, window time.Duration) (gossipRow, erro
 			return gossipRow{}, fmt.Errorf("%d agents did not find each other in 120 s", n)
 		}
 		time.Sleep(50 * time.Millisecond)
+	}
+	if !idle {
+		for _, x := range nodes {
+			go x.drive(x.ctx)
+		}
 	}
 	time.Sleep(8 * time.Second) // the news of the joins is told
 	runtime.GC()
