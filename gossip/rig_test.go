@@ -30,8 +30,8 @@ type rig struct {
 	rnd    *rand.Rand
 	agents []*rigAgent
 	seeds  []string
-	next   int // number of the next agent, which is in its boot id
-	size   int // numbers in all
+	next   int          // number of the next agent, which is in its boot id
+	size   int          // numbers in all
 	gone   sync.Map     // numbers of those that left
 	failed atomic.Int64 // events about agents that run
 	misled atomic.Int64 // leaves taken for failures

@@ -23,13 +23,22 @@ type Agent struct {
 	URL    string // of the client listener
 	Status string // of the status listener
 
-	s   *Stage
-	env []string
+	s      *Stage
+	env    []string
+	inside []string // what is put before the command, such as nsenter; empty: nothing
 }
 
 // Agent starts agent n beside the engine at the URL. Its listeners are on the stage's address n, its join list names all
 // other agents of the stage, and gossip is encrypted with the stage's key.
 func (s *Stage) Agent(n int, engine string, env ...Env) *Agent {
+	s.t.Helper()
+	a := s.agent(n, engine, nil, env...)
+	a.Start()
+	return a
+}
+
+// agent is Agent without the start.
+func (s *Stage) agent(n int, engine string, inside []string, env ...Env) *Agent {
 	s.t.Helper()
 	set := map[string]string{
 		"GRAPEVINE_LISTEN":        s.Addr(n, ClientPort),
@@ -47,21 +56,21 @@ func (s *Stage) Agent(n int, engine string, env ...Env) *Agent {
 	for _, e := range env {
 		maps.Copy(set, e)
 	}
-	a := &Agent{N: n, IP: s.IP(n), s: s}
+	a := &Agent{N: n, IP: s.IP(n), s: s, inside: inside}
 	a.URL, a.Status = "http://"+s.Addr(n, ClientPort), "http://"+s.Addr(n, StatusPort)
 	for _, name := range slices.Sorted(maps.Keys(set)) {
 		if set[name] != "" {
 			a.env = append(a.env, name+"="+set[name])
 		}
 	}
-	a.Start()
 	return a
 }
 
 // Start starts the process, again after an exit.
 func (a *Agent) Start() {
 	a.s.t.Helper()
-	a.Process = a.s.Start(fmt.Sprintf("agent%d", a.N), a.env, Build(a.s.t, a.s.program), "agent")
+	argv := append(slices.Clone(a.inside), Build(a.s.t, a.s.program), "agent")
+	a.Process = a.s.Start(fmt.Sprintf("agent%d", a.N), a.env, argv[0], argv[1:]...)
 }
 
 // Readyz is what the kubelet sees: status code and body, or 0 and the error.

@@ -23,6 +23,7 @@ type Chat struct {
 	MaxTokens int
 	Stream    bool
 	ID        string // x-request-id
+	Free      bool   // no seed: a broken stream can be continued
 }
 
 // Body is the JSON that goes out.
@@ -31,7 +32,9 @@ func (c Chat) Body() []byte {
 		"model":      c.Model,
 		"messages":   []any{map[string]any{"role": "user", "content": c.Prompt}},
 		"max_tokens": c.MaxTokens,
-		"seed":       1,
+	}
+	if !c.Free {
+		m["seed"] = 1
 	}
 	if c.Stream {
 		m["stream"] = true

@@ -15,11 +15,13 @@ type ctx = context.Context
 
 // Load keeps a number of clients busy, each with one chat at a time, until Stop.
 type Load struct {
+	Name    string // in request ids; needed where a test has several
 	Model   string
 	Workers int
 	Streams float64         // share of requests that stream, 0..1
 	Tokens  [2]int          // range of max_tokens
 	Prompt  int             // bytes of prompt, about
+	Free    bool            // streams can be continued
 	Targets func() []string // base URLs to choose from, asked before each request; empty: wait
 	Client  Client
 
@@ -61,7 +63,8 @@ func (l *Load) work(w int) {
 			Prompt:    fmt.Sprintf("client %d, request %d. %s", w, i, strings.Repeat("and so on ", l.Prompt/10)),
 			MaxTokens: l.Tokens[0] + rnd.IntN(l.Tokens[1]-l.Tokens[0]+1),
 			Stream:    rnd.Float64() < l.Streams,
-			ID:        fmt.Sprintf("load-%d-%d", w, i),
+			ID:        fmt.Sprintf("load%s-%d-%d", l.Name, w, i),
+			Free:      l.Free,
 		}
 		limit, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		a := l.Client.Do(limit, targets[rnd.IntN(len(targets))], chat)
