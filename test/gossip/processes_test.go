@@ -1,0 +1,184 @@
+package gossip
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/grapevine-lb/grapevine/gossip/gossiptest"
+	"github.com/grapevine-lb/grapevine/test/e2e/harness"
+)
+
+// ten starts ten agents on loopback.
+func ten(t *testing.T) (*harness.Stage, []*harness.Agent) {
+	t.Helper()
+	s := harness.New(t)
+	var urls []string
+	for i := range 10 {
+		urls = append(urls, s.FakeEngine(i+1, engines...).URL)
+	}
+	agents := s.Mesh(urls)
+	harness.Eventually(t, 15*time.Second, "fresh records", func() bool { return fresh(agents) })
+	return s, agents
+}
+
+// age is how old the record of one agent is for another, and whether it counts as usable there.
+func age(a *harness.Agent, node string) (age time.Duration, state string) {
+	r, err := a.Report()
+	if err != nil {
+		return 0, ""
+	}
+	for _, p := range r.Peers {
+		if p.Node == node && p.AgeMS != nil {
+			return time.Duration(*p.AgeMS * float64(time.Millisecond)), p.State
+		}
+	}
+	return 0, "gone"
+}
+
+// What happens to one of ten: it is stopped for 2 s five times, for 5 s and for 30 s, ends by SIGTERM and by SIGKILL, under load
+// that enters elsewhere.
+func TestProcesses(t *testing.T) {
+	longOnly(t)
+	s, agents := ten(t)
+	victim, others := agents[9], agents[:9]
+	name := nodeName(t, victim)
+	load := (&harness.Load{
+		Model: harness.FakeModel, Workers: 8, Streams: 0.5, Tokens: [2]int{5, 30}, Prompt: 400, Free: true,
+		Targets: func() []string { return harness.URLs(others) },
+	}).Run(s)
+
+	marks := mark(agents)
+	var back time.Duration
+	for range 5 {
+		victim.Signal(syscall.SIGSTOP)
+		time.Sleep(2 * time.Second)
+		victim.Signal(syscall.SIGCONT)
+		began := time.Now()
+		harness.Eventually(t, 3*time.Second, "its records again", func() bool {
+			old, _ := age(others[0], name)
+			return old > 0 && old < time.Second
+		})
+		back = max(back, time.Since(began))
+		time.Sleep(2 * time.Second)
+	}
+	n := failures(agents, marks)
+	gossiptest.Figure(t, 10, "10 real agents, one stopped for 2 s five times: %d failed events, its record fresh ≤ %v after SIGCONT", n, back.Round(time.Millisecond))
+	assert.Zero(t, n)
+	assert.LessOrEqual(t, back, time.Second)
+
+	for _, stop := range []time.Duration{5 * time.Second, 30 * time.Second} {
+		victim.Signal(syscall.SIGSTOP)
+		time.Sleep(stop)
+		victim.Signal(syscall.SIGCONT)
+		began := time.Now()
+		harness.Eventually(t, 15*time.Second, "all fresh again", func() bool { return fresh(agents) })
+		t.Logf("stopped for %v: all fresh %v after SIGCONT", stop, time.Since(began).Round(10*time.Millisecond))
+		for _, a := range others { // the healthy ones are not doubted
+			for _, line := range failed.FindAllString(a.Log()[marks[a]:], -1) {
+				assert.Contains(t, line, name)
+			}
+		}
+	}
+	answers := load.Stop()
+	bad := harness.Lost(answers)
+	t.Logf("%d requests while one was stopped now and then, %d lost, %d cut", len(answers), len(bad), len(harness.Failures(answers))-len(bad))
+	assert.Empty(t, bad, "%s", harness.Describe(bad))
+
+	// SIGTERM under load at all: nobody notices.
+	load = (&harness.Load{
+		Name: "term", Model: harness.FakeModel, Workers: 8, Streams: 0.5, Tokens: [2]int{5, 30}, Prompt: 400, Free: true,
+		Targets: s.Ready(agents, 50*time.Millisecond),
+	}).Run(s)
+	load.WaitMore(30, time.Minute)
+	marks = mark(agents)
+	began := time.Now()
+	victim.Signal(syscall.SIGTERM)
+	leaves := make([]time.Duration, len(others))
+	for i, a := range others {
+		harness.Eventually(t, 45*time.Second, a.Name+" to know of the leave", func() bool {
+			return strings.Contains(a.Log()[marks[a]:], `msg="member left" member=`+name)
+		})
+		leaves[i] = time.Since(began)
+	}
+	state := victim.Wait(40 * time.Second)
+	exit := time.Since(began)
+	load.WaitMore(30, time.Minute)
+	answers = load.Stop()
+	bad = harness.Failures(answers)
+	gossiptest.Figure(t, 9, "10 real agents under load: left the list of all %v and exit %v after SIGTERM, drain included; %d of %d requests failed, %d failed events",
+		leaves[len(leaves)-1].Round(10*time.Millisecond), exit.Round(10*time.Millisecond), len(bad), len(answers), failures(others, marks))
+	assert.Equal(t, "exit 0", state)
+	assert.LessOrEqual(t, exit, 34*time.Second, "drain timeout and 4 s")
+	assert.Empty(t, bad, "%s", harness.Describe(bad))
+	assert.Zero(t, failures(others, marks))
+
+	// SIGKILL.
+	victim.Start()
+	victim.WaitReady(20 * time.Second)
+	harness.Eventually(t, 15*time.Second, "all fresh", func() bool { return fresh(agents) })
+	name = nodeName(t, victim)
+	load = (&harness.Load{
+		Name: "kill", Model: harness.FakeModel, Workers: 8, Streams: 0.5, Tokens: [2]int{5, 30}, Prompt: 400, Free: true,
+		Targets: func() []string { return harness.URLs(others) },
+	}).Run(s)
+	load.WaitMore(30, time.Minute)
+	marks = mark(agents)
+	victim.Kill()
+	began = time.Now()
+	var times []time.Duration
+	for _, a := range others {
+		harness.Eventually(t, 15*time.Second, a.Name+" to know of the kill", func() bool {
+			return strings.Contains(a.Log()[marks[a]:], `msg="member failed" member=`+name)
+		})
+		times = append(times, time.Since(began))
+	}
+	answers = load.Stop()
+	bad = harness.Lost(answers)
+	gossiptest.Figure(t, 8, "10 real agents under load: kill known to the first after %v, to all after %v; %d of %d requests lost",
+		times[0].Round(10*time.Millisecond), times[len(times)-1].Round(10*time.Millisecond), len(bad), len(answers))
+	assert.Empty(t, bad, "%s", harness.Describe(bad))
+	assert.LessOrEqual(t, times[len(times)-1], 8*time.Second)
+}
+
+// One of ten agents gets little of the CPU: a twentieth of a core, then a hundredth. With little it may be found dead, and comes
+// back; nobody else is.
+func TestStarved(t *testing.T) {
+	longOnly(t)
+	_, agents := ten(t)
+	victim := agents[9]
+	name := nodeName(t, victim)
+	if reason := harness.Quota(victim.Process, 0.05); reason != "" {
+		t.Skip(reason)
+	}
+	var text []string
+	for _, share := range []float64{0.05, 0.01} {
+		require.Empty(t, harness.Quota(victim.Process, share))
+		marks := mark(agents)
+		time.Sleep(25 * time.Second)
+		own, foreign := 0, 0
+		for _, a := range agents {
+			for _, line := range failed.FindAllString(a.Log()[marks[a]:], -1) {
+				if strings.Contains(line, name) {
+					own++
+				} else if a != victim { // a starved one may take others for dead
+					foreign++
+				}
+			}
+		}
+		text = append(text, fmt.Sprintf("%.0f %% of a core for 25 s: %d failed events about it, %d about others", 100*share, own, foreign))
+		assert.Zero(t, foreign, "healthy agents found dead")
+		if share == 0.05 {
+			assert.Zero(t, own)
+		}
+	}
+	require.Empty(t, harness.Quota(victim.Process, 1))
+	began := time.Now()
+	harness.Eventually(t, 20*time.Second, "all fresh again", func() bool { return fresh(agents) })
+	gossiptest.Figure(t, 11, "10 real agents, one held to %s; all fresh %v later", strings.Join(text, "; "), time.Since(began).Round(10*time.Millisecond))
+}
