@@ -32,6 +32,7 @@ type console struct {
 
 	keys       func() any                   // ids of the gossip keys; nil = the agent has none
 	changeKeys func(verb, arg string) error // see Agent.changeKeys
+	allKeys    func(ctx context.Context, verb, arg string) ([]AgentKeys, error)
 	token      string
 	every      time.Duration // between two events of the live page
 

@@ -124,7 +124,7 @@ func (a *Agent) present() [][]byte {
 }
 
 // changeKeys does what the keys command says: install (arg is the key in base64, which becomes the newest), use or remove
-// (arg is an id). It concerns this agent alone, until its key file changes or it ends.
+// (arg is an id). It concerns this agent alone (changeAllKeys: all), until its key file changes or it ends.
 func (a *Agent) changeKeys(verb, arg string) error {
 	if len(a.keys) == 0 {
 		return gossip.ErrNoKeys
@@ -188,11 +188,32 @@ func (c *console) keyRoutes(mux *http.ServeMux) {
 	if c.keys == nil {
 		return
 	}
-	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, r *http.Request) { writeJSON(w, c.keys()) })
+	mux.HandleFunc("GET /keys", func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("all") == "" {
+			writeJSON(w, c.keys())
+			return
+		}
+		// It asks all agents, so it is not for everybody, though ids are.
+		c.change(func(w http.ResponseWriter, r *http.Request) {
+			list, err := c.allKeys(r.Context(), "list", "")
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusBadRequest)
+				return
+			}
+			writeJSON(w, list)
+		})(w, r)
+	})
 	mux.HandleFunc("POST /keys/{verb}", c.change(func(w http.ResponseWriter, r *http.Request) {
 		arg, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<10)) // in the body: query strings get logged
-		if err == nil {
-			err = c.changeKeys(r.PathValue("verb"), strings.TrimSpace(string(arg)))
+		verb, text := r.PathValue("verb"), strings.TrimSpace(string(arg))
+		if err == nil && r.URL.Query().Get("all") != "" {
+			var list []AgentKeys
+			if list, err = c.allKeys(r.Context(), verb, text); err == nil {
+				writeJSON(w, list)
+				return
+			}
+		} else if err == nil {
+			err = c.changeKeys(verb, text)
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)

@@ -330,6 +330,8 @@ func (a *Agent) answer(kind byte, payload, reply []byte) ([]byte, bool) {
 	switch kind {
 	case proxy.AskDigest:
 		return a.answerDigest(payload, reply)
+	case proxy.AskKeys:
+		return a.answerKeys(payload, reply), true
 	case proxy.AskModels:
 	default:
 		return reply, false

@@ -360,7 +360,7 @@ func (a *Agent) console() *console {
 	}
 	return &console{
 		status: a.Status, metrics: a.collect, alive: a.alive, drain: a.Drain, drained: a.drained, explain: a.explain, mode: a.SetMode, token: a.cfg.StatusToken, every: time.Second, flight: &a.flight,
-		keys: func() any { return a.node.Keys() }, changeKeys: a.changeKeys,
+		keys: func() any { return a.node.Keys() }, changeKeys: a.changeKeys, allKeys: a.allKeys,
 		ready: func(entry bool) (bool, string) {
 			if entry {
 				return a.entryReady()

@@ -28,6 +28,7 @@ const (
 	AskDigest byte = 4 // your whole prefix digest
 	AskSteal  byte = 5 // give me one of your held requests; steal.go
 	AskOwner  byte = 6 // did your engine make this object? owners.go
+	AskKeys   byte = 7 // show or change your gossip keys: verb, line feed, argument
 )
 
 // questions are the links to the other agents, one for each boot id, and those that they opened to us.

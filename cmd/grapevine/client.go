@@ -72,8 +72,9 @@ func (c *consoleClient) send(ctx context.Context, method, path string, body io.R
 	if err != nil {
 		return nil, err
 	}
-	// On this host no token is needed, and one that the agent does not have would be refused.
-	if host := req.URL.Hostname(); c.token != "" && (method != http.MethodGet) && !isLoopback(host) {
+	// On this host no token is needed, and one that the agent does not have would be refused. Reads need none, but for those
+	// that make the agent ask all others.
+	if host := req.URL.Hostname(); c.token != "" && (method != http.MethodGet || req.URL.RawQuery == "all=1") && !isLoopback(host) {
 		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	res, err := http.DefaultClient.Do(req)

@@ -41,7 +41,7 @@ func commands() []command {
 		{"sim", "[--policy auto,exact] [--replicas 16] [--load 0.85 | --rate 60] [--find-replicas] [-h]", "how a policy does on a trace, or how many replicas a load needs, in virtual time", runSim},
 		{"config", "[--json | --docs | --metrics]", "the effective settings, or all variables or metrics as a Markdown table", runConfig},
 		{"completion", "bash | zsh | fish", "print a completion script for a shell", runCompletion},
-		{"keys", "[--url URL] list | install FILE | use ID | remove ID", "the gossip keys of an agent by their ids; a key comes from a file, or from standard input as -", runKeys},
+		{"keys", "[--url URL] [--here] list | install FILE | use ID | remove ID", "the gossip keys of all agents (--here: of one) by their ids; a key comes from a file, or from standard input as -", runKeys},
 		{"keygen", "", "make a gossip key", runKeygen},
 		{"version", "", "print the version", runVersion},
 	}
