@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"syscall"
 	"time"
 )
 
@@ -41,7 +42,7 @@ func newEngineUpstream(cfg *Config) (upstream, error) {
 	default:
 		return nil, fmt.Errorf("proxy: engine URL %q: the scheme must be http, https or unix", u.Redacted())
 	}
-	dial := dialer(cfg, network, addr)
+	dial := dialer(cfg, network, addr, nil)
 	reset := func(ctx context.Context) (net.Conn, error) {
 		c, err := dial(ctx)
 		if t, ok := c.(interface{ SetLinger(sec int) error }); ok { // TCP
@@ -74,15 +75,18 @@ func newPeerConnector(cfg *Config, boot uint64, addr string) connector {
 			return cfg.PeerTLS(ctx, raw, boot, proto)
 		}
 	}
-	return newConnector(dialer(cfg, "tcp", addr), secure, peerConnect)
+	return newConnector(dialer(cfg, "tcp", addr, dropWhenCut), secure, peerConnect)
 }
 
+// cutAfter is how long a peer may leave what we wrote unacknowledged: as long as keep-alive probes take.
+const cutAfter = 20 * time.Second
+
 // dialer dials one address. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that find a cut
-// network within 20 s.
-func dialer(cfg *Config, network, addr string) func(context.Context) (net.Conn, error) {
+// network within 20 s. control may set more on the socket; nil does not.
+func dialer(cfg *Config, network, addr string, control func(network, address string, c syscall.RawConn) error) func(context.Context) (net.Conn, error) {
 	dial := cfg.Dial
 	if dial == nil {
-		d := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		d := &net.Dialer{Control: control, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
 		dial = d.DialContext
 	}
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }

@@ -1,10 +1,15 @@
+//go:build linux
+
 package gossip
 
 import (
+	"context"
 	"flag"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -99,17 +104,28 @@ func fresh(agents []*harness.Agent) bool {
 	return true
 }
 
-// serve sends a few chats to every agent; all must be answered.
-func serve(t *testing.T, agents []*harness.Agent) {
+// serve sends a few chats to every agent at the same time; all must be answered. It returns how long the slowest took.
+func serve(t *testing.T, agents []*harness.Agent) (longest time.Duration) {
 	t.Helper()
 	var c harness.Client
 	defer c.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
 	for _, a := range agents {
-		for i := range 3 {
-			ans := c.Do(t.Context(), a.URL, harness.Chat{Model: harness.FakeModel, Prompt: "hello " + a.Name, MaxTokens: 5, Stream: i%2 == 0})
-			assert.NoError(t, ans.Err, "%s: %v", a.Name, ans)
-		}
+		wg.Go(func() {
+			for i := range 4 {
+				ans := c.Do(ctx, a.URL, harness.Chat{Model: harness.FakeModel, Prompt: fmt.Sprintf("hello %s %d", a.Name, i), MaxTokens: 5, Stream: i%2 == 0})
+				assert.NoError(t, ans.Err, "%s: %v", a.Name, ans)
+				mu.Lock()
+				longest = max(longest, ans.Total)
+				mu.Unlock()
+			}
+		})
 	}
+	wg.Wait()
+	return longest
 }
 
 // nodeName is an agent's name in the logs of others.

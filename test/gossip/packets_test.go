@@ -1,3 +1,5 @@
+//go:build linux
+
 package gossip
 
 import (
@@ -70,7 +72,8 @@ func TestPackets(t *testing.T) {
 			gossiptest.Figure(t, 5, "5 real agents for 30 s: oldest record %v, %d failed events", oldest, n)
 		}
 		assert.Zero(t, n)
-		assert.LessOrEqual(t, oldest, heartbeats)
+		// Of a fifth, three in a row are lost now and then; then the record is asked for over the peer link.
+		assert.LessOrEqual(t, oldest, map[int]time.Duration{5: heartbeats, 20: 2 * heartbeats}[percent])
 		l.Heal()
 	}
 	// And of TCP too: slower, but nobody is found dead.
@@ -80,15 +83,26 @@ func TestPackets(t *testing.T) {
 	serve(t, agents)
 	assert.Zero(t, failures(agents, marks))
 	l.Heal()
+}
 
-	// The link of one is cut and plugged in again.
-	marks = mark(agents)
+// The link of one of five is cut and comes back. Requests that were on the way to it, or are sent there before the others know,
+// do not wait for the kernel to give up.
+func TestCutLink(t *testing.T) {
+	longOnly(t)
+	if !harness.Isolated(t, "") {
+		return
+	}
+	l := harness.New(t).NewLab(5)
+	agents := l.StartAll(engines, harness.Env{"GRAPEVINE_POLICY": "round_robin"})
+	serve(t, agents) // connections between all
 	l.Cut(l.Hosts(1, 2, 3, 4), l.Hosts(5))
+	longest := serve(t, agents) // at once, into the cut
+	assert.LessOrEqual(t, longest, 25*time.Second)
 	harness.Eventually(t, 10*time.Second, "the cut to be known", func() bool {
 		r, err := agents[0].Report()
 		return err == nil && r.Gossip.Members == 4
 	})
-	serve(t, agents)
+	t.Logf("longest request over the cut %v; once it is known %v", longest.Round(time.Millisecond), serve(t, agents).Round(time.Millisecond))
 	time.Sleep(5 * time.Second)
 	l.Heal()
 	began := time.Now()
