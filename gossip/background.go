@@ -91,6 +91,10 @@ func (n *Node) spread(ctx context.Context) {
 		for n.back.queue.NumQueued() > 0 {
 			began, sent := time.Now(), 0
 			ts := *n.book.targets.Load()
+			if len(ts) == 0 {
+				n.back.queue.Reset() // nobody to tell
+				break
+			}
 			for range min(relayTimes, len(ts)) {
 				records := n.back.queue.GetBroadcasts(0, room)
 				if len(records) == 0 {
