@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -53,7 +54,72 @@ func failures(agents []*harness.Agent, marks map[*harness.Agent]int) (n int) {
 	return n
 }
 
-var failed = regexp.MustCompile(`msg="member failed" member=\S+`)
+var failed = regexp.MustCompile(`msg="member failed" node=\S+ member=\S+`)
+
+// said reports whether an agent logged that event of a member since the marks.
+func said(a *harness.Agent, marks map[*harness.Agent]int, event, member string) bool {
+	return regexp.MustCompile(`msg="member ` + event + `" node=\S+ member=` + regexp.QuoteMeta(member)).MatchString(a.Log()[marks[a]:])
+}
+
+// Who is found dead where nobody is depends on the CPU time that the agents get. The pulse is how late this process itself
+// was woken: if that was often enough to miss probes, nothing can be said about gossip.
+type pulse struct {
+	stop chan struct{}
+	done chan struct{}
+	late []time.Duration // beyond lateness
+}
+
+const lateness = 150 * time.Millisecond // of probes that wait 200 ms
+
+func startPulse(t *testing.T) *pulse {
+	p := &pulse{stop: make(chan struct{}), done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		for {
+			was := time.Now()
+			select {
+			case <-p.stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			if d := time.Since(was) - 10*time.Millisecond; d > lateness {
+				p.late = append(p.late, d)
+			}
+		}
+	}()
+	t.Cleanup(p.end)
+	return p
+}
+
+func (p *pulse) end() {
+	select {
+	case <-p.done:
+	default:
+		close(p.stop)
+		<-p.done
+	}
+}
+
+// nobodyFailed asserts that no agent found another one dead since the marks; on a machine that is too busy it skips the
+// test.
+func nobodyFailed(t *testing.T, p *pulse, agents []*harness.Agent, marks map[*harness.Agent]int) {
+	t.Helper()
+	n := failures(agents, marks)
+	judge(t, p, n == 0, "%d failed events where nobody failed", n)
+}
+
+// judge fails the test unless ok, or skips it if the machine was too busy for the question.
+func judge(t *testing.T, p *pulse, ok bool, format string, args ...any) {
+	t.Helper()
+	if ok {
+		return
+	}
+	p.end()
+	if len(p.late) > 0 && !t.Failed() {
+		t.Skipf("this machine is too busy: "+format+"; the test itself was woken late %d times, by up to %v", append(args, len(p.late), slices.Max(p.late))...)
+	}
+	t.Errorf(format, args...)
+}
 
 // mark remembers where the logs end.
 func mark(agents []*harness.Agent) map[*harness.Agent]int {
