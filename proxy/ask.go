@@ -120,7 +120,7 @@ func (p *Proxy) answerScore(payload, reply []byte) ([]byte, bool) {
 
 // ask puts the decision's question to those it lists, all at once, waits at most askLimit, and decides anew. The records
 // that come with the answers go into the table.
-func (x *exchange) ask(d routing.Decision) routing.Decision {
+func (x *exchange) ask(d *routing.Decision) {
 	p := x.p
 	m := &p.metrics.ask
 	start := time.Now()
@@ -148,7 +148,7 @@ func (x *exchange) ask(d routing.Decision) routing.Decision {
 		under++
 	}
 	if under == 0 {
-		return d
+		return
 	}
 	m.requests.Add(1)
 	asked := under
@@ -185,12 +185,11 @@ func (x *exchange) ask(d routing.Decision) routing.Decision {
 	took := time.Since(start)
 	m.took.observe(took)
 	x.askNote = askNote{asked: asked, answered: len(answers), took: took}
-	x.trace.heard(&d, answers)
-	best := routing.Settle(&d, answers)
-	if best.Peer != d.Peer {
+	x.trace.heard(d, answers)
+	was := d.Peer
+	if *d = routing.Settle(d, answers); d.Peer != was {
 		m.changed.Add(1)
 	}
-	return best
 }
 
 // heard reads one answer. ok false: there is none.

@@ -58,13 +58,15 @@ func benchmarkAsking(b *testing.B, others int) {
 	x := &exchange{p: p, ctx: b.Context(), req: routing.Request{Model: "m", PromptTokens: 4000, Prefix: make([]uint64, 8)}}
 	d := policy.Pick(tab.Snapshot(), &x.req, time.Now(), nil)
 	require.Equal(b, others+1, d.Asks)
-	x.ask(d) // dials
+	first := d
+	x.ask(&first) // dials
 	time.Sleep(50 * time.Millisecond)
 	var took []time.Duration
 	b.ReportAllocs()
 	for b.Loop() {
 		at := time.Now()
-		x.ask(d)
+		again := d
+		x.ask(&again)
 		took = append(took, time.Since(at))
 	}
 	slices.Sort(took)

@@ -137,7 +137,7 @@ func (x *exchange) broken(v verdict, reason string) verdict {
 }
 
 // goOn has the rest of a broken stream come from elsewhere. d is where it broke.
-func (x *exchange) goOn(d routing.Decision) {
+func (x *exchange) goOn(d choice) {
 	c := &x.cont
 	was := x.tried
 	x.first = tighter(x.first, x.idle) // the client has been told that it is being answered
@@ -166,7 +166,7 @@ func (x *exchange) goOn(d routing.Decision) {
 
 // anyNext tries one replica after another and reports whether the exchange has come to its end. Otherwise the client waits
 // behind whole events.
-func (x *exchange) anyNext(d routing.Decision) bool {
+func (x *exchange) anyNext(d choice) bool {
 	c := &x.cont
 	if c.ended {
 		return x.endEnded()
@@ -214,7 +214,7 @@ func (x *exchange) anyNext(d routing.Decision) bool {
 
 // nextFit picks a replica that was not tried and can go on. Where none is usable at the moment, as in the second after a
 // restart, or all that are have refused, it waits a little: the client has been told that it is being answered.
-func (x *exchange) nextFit() routing.Decision {
+func (x *exchange) nextFit() choice {
 	c := &x.cont
 	for {
 		d := x.pick()
@@ -223,7 +223,7 @@ func (x *exchange) nextFit() routing.Decision {
 			return d
 		case d.Peer != nil:
 			if x.tried = append(x.tried, d.Peer.Boot()); len(x.tried) >= cap(x.tries) {
-				return routing.Decision{}
+				return choice{}
 			}
 			continue
 		case d.Reason == routing.ReasonAllTried && len(c.busy) == 0, time.Since(c.since) >= continueFor:
@@ -233,7 +233,7 @@ func (x *exchange) nextFit() routing.Decision {
 		select {
 		case <-x.ctx.Done():
 			t.Stop()
-			return routing.Decision{}
+			return choice{}
 		case <-t.C:
 		}
 		x.tried = slices.DeleteFunc(x.tried, func(b uint64) bool { return slices.Contains(c.busy, b) })

@@ -86,6 +86,7 @@ type exchange struct {
 	cont    continuation
 	leg     routing.Outcome // of the newest attempt
 	sift    sift
+	pump    pump
 
 	firstAt time.Time
 	status  int
@@ -143,7 +144,9 @@ func (x *exchange) recycle() {
 	}
 	p, header, out, attempts := x.p, x.header[:0], x.out.Header[:0], x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
+	sink := x.pump.sink
 	*x = exchange{}
+	x.pump.sink = sink
 	x.header, x.out.Header, x.rec.Attempts = header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)
@@ -322,7 +325,7 @@ func (x *exchange) requestID() string {
 // serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
 func (x *exchange) serveTarget() {
 	self := x.p.cfg.Table.Self()
-	switch v := x.try(&routing.Decision{Peer: self, Reason: routing.ReasonSelf}); v {
+	switch v := x.try(&choice{Peer: self, Reason: routing.ReasonSelf}); v {
 	case verdictDone, verdictGone:
 	default:
 		x.giveUp(v)
@@ -390,8 +393,18 @@ func (x *exchange) serveEntry() {
 	}
 }
 
+// choice is what an exchange keeps of a decision: with its lists of whom to ask, each stream's stack would be twice as large.
+type choice struct {
+	Peer          *routing.Peer // nil: none, Reason says why
+	Score         float64       // seconds
+	Tokens        int           // prompt tokens that it must compute
+	Reason        routing.Reason
+	RunnerUp      *routing.Peer // nil = there was none
+	RunnerUpScore float64       // seconds
+}
+
 // pick asks the policy for a replica that was not tried.
-func (x *exchange) pick() routing.Decision {
+func (x *exchange) pick() choice {
 	p := x.p
 	x.req.Tried = x.tried
 	x.trace.picking()
@@ -399,22 +412,22 @@ func (x *exchange) pick() routing.Decision {
 	x.rec.Candidates = len(s.Peers())
 	if x.req.Local {
 		if slices.Contains(x.tried, p.self) {
-			return routing.Decision{Reason: routing.ReasonAllTried}
+			return choice{Reason: routing.ReasonAllTried}
 		}
-		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly}
+		return choice{Peer: s.Self(), Reason: routing.ReasonOnly}
 	}
 	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
 	x.askNote, x.ticket = askNote{}, 0
 	if p.shadow.on.Load() {
-		return x.shadowPick(s, d, time.Now())
+		return x.shadowPick(s, &d, time.Now())
 	}
 	if d.Asks > 0 {
-		d = x.ask(d)
+		x.ask(&d)
 	}
 	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
-		return routing.Decision{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
+		return choice{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
 	}
-	return d
+	return choice{Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
 }
 
 // nobody answers a request for which no replica can be picked.

@@ -46,7 +46,7 @@ type attempt struct {
 
 // try sends the request to d.Peer and passes on whatever may be passed on. Any verdict but done and gone leaves the
 // client without the end of an answer.
-func (x *exchange) try(d *routing.Decision) verdict {
+func (x *exchange) try(d *choice) verdict {
 	a := x.begin(d)
 	v, o := x.send(a)
 	a.end(o, time.Now())
@@ -68,7 +68,7 @@ func (x *exchange) try(d *routing.Decision) verdict {
 }
 
 // begin does the bookkeeping of a new attempt.
-func (x *exchange) begin(d *routing.Decision) *attempt {
+func (x *exchange) begin(d *choice) *attempt {
 	now := time.Now()
 	m := d.Peer.Member()
 	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.Score, p: x.p}

@@ -19,7 +19,7 @@ const (
 )
 
 // chosen is where a trusted gateway wants the request to go; ok false: it does not say, or not so that it could be followed.
-func (x *exchange) chosen() (d routing.Decision, ok bool) {
+func (x *exchange) chosen() (d choice, ok bool) {
 	p := x.p
 	if p.cfg.TrustGateway == nil || x.req.Local || p.shadow.on.Load() {
 		return d, false
@@ -38,7 +38,7 @@ func (x *exchange) chosen() (d routing.Decision, ok bool) {
 			continue
 		}
 		x.fixed, x.gatewayPort = true, strings.Clone(port)
-		return routing.Decision{Peer: to, Tokens: x.req.PromptTokens, Reason: routing.ReasonGateway}, true
+		return choice{Peer: to, Tokens: x.req.PromptTokens, Reason: routing.ReasonGateway}, true
 	}
 	p.log.Debug("a gateway names no member", "id", x.id, "destination", v)
 	return d, false

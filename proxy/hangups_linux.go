@@ -8,17 +8,17 @@ import (
 
 // hangupSet is an epoll set of connections and the goroutine that waits on it.
 type hangupSet struct {
-	mu     sync.Mutex
-	epfd   int // -1 = not started
-	closed bool
-	wake   [2]int // a pipe that ends the wait
-	conns  map[int32]hangupEntry
-	next   int32
-	done   chan struct{}
+	mu    sync.Mutex
+	users int    // servers that are open
+	epfd  int    // -1 = not started
+	wake  [2]int // a pipe that ends the wait
+	conns map[int32]hangupEntry
+	next  int32
+	done  chan struct{}
 }
 
 type hangupEntry struct {
-	c   *wireServerConn
+	e   ender
 	gen int32 // tells a descriptor's lives apart
 }
 
@@ -44,12 +44,12 @@ func (h *hangups) start() error {
 		return err
 	}
 	h.epfd, h.conns, h.done = epfd, make(map[int32]hangupEntry), make(chan struct{})
-	go h.run(epfd)
+	go h.run(epfd, h.done)
 	return nil
 }
 
-func (h *hangups) run(epfd int) {
-	defer close(h.done)
+func (h *hangups) run(epfd int, done chan struct{}) {
+	defer close(done)
 	var evs [64]syscall.EpollEvent
 	for {
 		n, err := syscall.EpollWait(epfd, evs[:], -1)
@@ -64,21 +64,41 @@ func (h *hangups) run(epfd int) {
 			e, ok := h.conns[ev.Fd]
 			h.mu.Unlock()
 			if ok && e.gen == ev.Pad {
-				e.c.hungUp()
+				e.e.hungUp()
 			}
 		}
 	}
 }
 
-// watch begins to watch a connection; false means that it cannot be watched.
-func (h *hangups) watch(c *wireServerConn) bool {
-	fd, ok := descriptor(c.nc)
+// open lets connections be watched until as many calls of shut.
+func (h *hangups) open() {
+	h.mu.Lock()
+	h.users++
+	h.mu.Unlock()
+}
+
+// watch begins to watch a connection, if that has not begun already; false means that it cannot be watched.
+func (h *hangups) watch(nc net.Conn, e ender) bool {
+	sc, ok := below(nc).(syscall.Conn)
 	if !ok {
 		return false
 	}
+	rc, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	ok = false
+	_ = rc.Control(func(fd uintptr) { ok = h.add(int32(fd), e) }) // the number stays the connection's meanwhile
+	return ok
+}
+
+func (h *hangups) add(fd int32, e ender) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed || h.epfd < 0 && h.start() != nil {
+	if h.conns[fd].e == e {
+		return true
+	}
+	if h.users == 0 || h.epfd < 0 && h.start() != nil {
 		return false
 	}
 	if h.next++; h.next < 0 {
@@ -89,38 +109,40 @@ func (h *hangups) watch(c *wireServerConn) bool {
 	if syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_ADD, int(fd), &ev) != nil {
 		return false
 	}
-	h.conns[fd] = hangupEntry{c, h.next}
+	h.conns[fd] = hangupEntry{e, h.next}
 	return true
 }
 
 const epollET = 1 << 31
 
 // forget must be called before the connection is closed or handed on.
-func (h *hangups) forget(c *wireServerConn) {
-	fd, ok := descriptor(c.nc)
+func (h *hangups) forget(nc net.Conn, e ender) {
+	fd, ok := descriptor(nc)
 	if !ok {
 		return // closed by Shutdown; the kernel has taken it out of the set
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.conns[fd].c == c {
+	if h.conns[fd].e == e {
 		delete(h.conns, fd)
 		_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil) // it may be gone already
 	}
 }
 
-// close ends the watch.
-func (h *hangups) close() {
+// shut undoes open; the last one ends the watch.
+func (h *hangups) shut() {
 	h.mu.Lock()
-	epfd := h.epfd
-	h.closed, h.epfd = true, -1
-	h.mu.Unlock()
-	if epfd < 0 {
+	h.users--
+	if h.users > 0 || h.epfd < 0 {
+		h.mu.Unlock()
 		return
 	}
-	_, _ = syscall.Write(h.wake[1], []byte{0})
-	<-h.done
-	for _, fd := range []int{epfd, h.wake[0], h.wake[1]} {
+	epfd, wake, done := h.epfd, h.wake, h.done
+	h.epfd, h.conns = -1, nil
+	h.mu.Unlock()
+	_, _ = syscall.Write(wake[1], []byte{0})
+	<-done
+	for _, fd := range []int{epfd, wake[0], wake[1]} {
 		_ = syscall.Close(fd)
 	}
 }

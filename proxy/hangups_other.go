@@ -2,11 +2,14 @@
 
 package proxy
 
+import "net"
+
 // hangupSet watches nothing here.
 type hangupSet struct{}
 
 func newHangups() *hangups { return &hangups{} }
 
-func (*hangups) watch(*wireServerConn) bool { return false }
-func (*hangups) forget(*wireServerConn)     {}
-func (*hangups) close()                     {}
+func (*hangups) open()                      {}
+func (*hangups) watch(net.Conn, ender) bool { return false }
+func (*hangups) forget(net.Conn, ender)     {}
+func (*hangups) shut()                      {}

@@ -91,7 +91,7 @@ func (x *exchange) object() string {
 
 // owner returns where a request goes that needs a stored object; ok false: it needs none, or nobody knows the object,
 // and the choice is as for any other.
-func (x *exchange) owner() (d routing.Decision, ok bool) {
+func (x *exchange) owner() (d choice, ok bool) {
 	id := x.object()
 	if id == "" {
 		return d, false
@@ -104,7 +104,7 @@ func (x *exchange) owner() (d routing.Decision, ok bool) {
 		}
 	}
 	x.pinned, x.fixed = true, true
-	return routing.Decision{Peer: peer, Tokens: x.req.PromptTokens, Reason: routing.ReasonOwner}, true
+	return choice{Peer: peer, Tokens: x.req.PromptTokens, Reason: routing.ReasonOwner}, true
 }
 
 // askOwner asks all other agents whether the object is theirs; the first that says so is it.

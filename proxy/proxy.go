@@ -152,6 +152,7 @@ type Proxy struct {
 	inflight  atomic.Int64
 	draining  atomic.Bool
 	lives     lives
+	ends      *hangups  // of both servers' connections, and of streams' upstreams
 	watches   sync.Pool // of *watch at rest
 	exchanges sync.Pool // of *exchange
 }
@@ -186,7 +187,7 @@ func New(cfg Config) (*Proxy, error) {
 		budget:  newRetryBudget(cfg.RetryBudget, time.Now()),
 		bodies:  &replayBudget{limit: cfg.KeepBodies, patience: cfg.QueueTimeout},
 		deadly:  newDeadlySet(),
-		metrics: newMetrics(),
+		metrics: newMetrics(), ends: newHangups(),
 	}
 	p.hop = formatBoot(p.self)
 	p.questions.p = p

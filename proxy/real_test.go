@@ -48,13 +48,13 @@ func realPair(t *testing.T, u *url.URL, tune func(c *Config)) (entry, target str
 		p, err := New(cfg)
 		require.NoError(t, err)
 		agents[i] = p
-		for _, s := range []struct {
-			h http.Handler
-			l net.Listener
-		}{{p.ClientHandler(), clients[i]}, {p.PeerHandler(), peers[i]}} {
-			srv := NewServer(s.h, nil, nil)
-			go func() { _ = srv.Serve(s.l) }()
-			t.Cleanup(func() { _ = srv.Close() })
+		var client, peer server = NewServer(p.ClientHandler(), nil, nil), NewServer(p.PeerHandler(), nil, nil)
+		if !*std {
+			client, peer = p.ClientServer(client.(*http.Server)), p.PeerServer(peer.(*http.Server), LinkPath)
+		}
+		for s, l := range map[server]net.Listener{client: clients[i], peer: peers[i]} {
+			go func() { _ = s.Serve(l) }()
+			t.Cleanup(func() { _ = s.Close() })
 		}
 		t.Cleanup(func() { p.engine.close(); p.links.closeAll() })
 	}

@@ -72,6 +72,10 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
 	}
 	lender, _ := ans.Body.(*wireBody)
+	var pump *pump
+	if lender != nil && events && !late && !x.cont.on {
+		pump = x.pumped(a, w, lender)
+	}
 	var pb *[]byte
 	defer func() { putPiece(pb) }()
 	for {
@@ -81,6 +85,12 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		)
 		if lender != nil {
 			putPiece(pb)
+			pb = nil
+			if pump != nil {
+				if v, o, over := pump.run(); over {
+					return v, o
+				}
+			}
 			pb, n, err = lender.lend(pool)
 		} else {
 			if pb == nil {
@@ -94,7 +104,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 					return x.stopped(), routing.OutcomeCancelled
 				}
 			}
-			pass, progress, stop := x.piece(a, w, (*pb)[:n], events)
+			pass, progress, stop := x.piece(a, w, (*pb)[:n], events, time.Now())
 			if x.cont.on {
 				pass = x.cont.rewrite(pass)
 			}
@@ -161,7 +171,7 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 }
 
 // piece looks at one piece of the body: what of it may go out, whether it is progress, and whether the engine gave up.
-func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []byte, progress, stop bool) {
+func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.Time) (pass []byte, progress, stop bool) {
 	s := &x.sift
 	before := s.scan.tokens
 	var ev replyEvent
@@ -183,7 +193,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool) (pass []by
 		x.firstContent(a, w, true)
 	}
 	if n := s.scan.tokens - before; n > 0 && a.flight != nil {
-		a.flight.content(n, time.Now())
+		a.flight.content(n, now)
 	}
 	return pass, ev&eventData != 0, stop
 }

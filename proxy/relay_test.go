@@ -74,7 +74,7 @@ func relayed(t testing.TB, r role, piece string, n int) (*sink, uint64) {
 	d := &sink{}
 	x.down = d
 	x.peek.Stream = true
-	a := x.begin(&routing.Decision{Peer: tab.Self(), Tokens: 10})
+	a := x.begin(&choice{Peer: tab.Self(), Tokens: 10})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	w := newWatch(cancel, time.Minute, errCauseFirst)

@@ -188,14 +188,14 @@ func (s *shadow) seen(n shadowNote, took time.Duration) {
 }
 
 // shadowPick keeps the request here and notes where it would have gone. Nobody is asked and nothing can move it.
-func (x *exchange) shadowPick(s *routing.Snapshot, d routing.Decision, now time.Time) routing.Decision {
+func (x *exchange) shadowPick(s *routing.Snapshot, d *routing.Decision, now time.Time) choice {
 	if len(x.tried) > 0 {
-		return routing.Decision{Reason: routing.ReasonAllTried} // there is nobody else in this mode
+		return choice{Reason: routing.ReasonAllTried} // there is nobody else in this mode
 	}
-	to, n := x.p.shadow.note(s, &x.req, d, x.p.cfg.Policy.Name() == "auto", now)
+	to, n := x.p.shadow.note(s, &x.req, *d, x.p.cfg.Policy.Name() == "auto", now)
 	x.shadowed, x.fixed = n, true
 	if to != nil {
 		x.rec.Shadow, x.rec.ShadowHereMS, x.rec.ShadowThereMS = to.Member().Node, n.here*1000, n.there*1000
 	}
-	return routing.Decision{Peer: s.Self(), Tokens: x.req.PromptTokens, Score: n.here, Reason: routing.ReasonShadow}
+	return choice{Peer: s.Self(), Tokens: x.req.PromptTokens, Score: n.here, Reason: routing.ReasonShadow}
 }

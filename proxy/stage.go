@@ -107,7 +107,7 @@ func (x *exchange) failMoved() {
 }
 
 // after says where a request goes that was moved: to the thief with its ticket, or to whom the policy picks.
-func (x *exchange) after() routing.Decision {
+func (x *exchange) after() choice {
 	l := x.moved
 	x.moved = leave{}
 	if l.how == leftStolen {
@@ -116,7 +116,7 @@ func (x *exchange) after() routing.Decision {
 			x.ticket = l.ticket
 			x.p.metrics.steal.moved.Add(1)
 			x.p.step(stepMoved)
-			return routing.Decision{Peer: p, Tokens: x.req.PromptTokens, Reason: routing.ReasonMoved}
+			return choice{Peer: p, Tokens: x.req.PromptTokens, Reason: routing.ReasonMoved}
 		}
 	}
 	return x.pick() // handed over by a drain, or the thief is gone: as at first

@@ -91,6 +91,9 @@ func (w *watch) arm(t, now time.Duration) {
 // progress says that the engine has just shown some.
 func (w *watch) progress() { w.last.Store(int64(time.Since(w.base))) }
 
+// progressAt is progress for those who have read the clock.
+func (w *watch) progressAt(now time.Time) { w.last.Store(int64(now.Sub(w.base))) }
+
 // silence is for how long the engine has shown no progress; 0 while we wait for the client.
 func (w *watch) silence() time.Duration {
 	if w.paused.Load() {

@@ -62,7 +62,6 @@ func onScript(tb testing.TB, reply func() ([]byte, error)) (*Server, *script) {
 	t.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
 	t.SetModels(1, []routing.Model{{ID: "fake"}}, 0, time.Now())
 	s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
-	s.gone = newHangups()
 	return s, eng
 }
 

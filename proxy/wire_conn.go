@@ -75,11 +75,11 @@ func (c *wireServerConn) serve() {
 		c.peer = c.s.p.provenBoot(c.nc)
 	}
 	c.since.Store(time.Now().UnixNano())
-	c.watched = c.s.gone.watch(c)
+	c.watched = c.s.p.ends.watch(c.nc, c)
 	for c.one() {
 	}
 	if c.watched {
-		c.s.gone.forget(c)
+		c.s.p.ends.forget(c.nc, c)
 	}
 	if c.nc != nil {
 		_ = c.nc.Close()
@@ -101,7 +101,7 @@ func (c *wireServerConn) one() (more bool) {
 		return false
 	case n == 0 || c.s.forStd(c.req.Target):
 		if c.watched {
-			c.s.gone.forget(c)
+			c.s.p.ends.forget(c.nc, c)
 			c.watched = false
 		}
 		_ = c.nc.SetDeadline(time.Time{})

@@ -128,7 +128,7 @@ func (d *wireDown) writev(p []byte) error {
 	if d.chunked {
 		vec = append(vec, crlf)
 	}
-	d.deadline()
+	d.deadline(time.Now())
 	_, d.err = vec.WriteTo(plainConn(d.c.nc))
 	d.vec = [3][]byte{}
 	d.rest()
@@ -162,15 +162,37 @@ func (d *wireDown) flush() error {
 		d.rest()
 		return d.err
 	}
-	d.deadline()
+	d.deadline(time.Now())
 	_, d.err = d.c.nc.Write(d.out)
 	d.rest()
 	return d.err
 }
 
+// writeNow writes a piece as far as the client takes it without a wait. False: flush must write the rest.
+func (d *wireDown) writeNow(p []byte, now time.Time) (whole bool) {
+	if d.err != nil {
+		return true
+	}
+	d.room()
+	if d.chunked {
+		d.out = h1.AppendChunk(d.out, p)
+	} else {
+		d.out = append(d.out, p...)
+	}
+	d.deadline(now)
+	n, err := d.c.nc.(*sock).writeNow(d.out)
+	if err == nil && n < len(d.out) {
+		d.out = d.out[:copy(d.out, d.out[n:])]
+		return false
+	}
+	d.err = err
+	d.rest()
+	return true
+}
+
 // deadline renews the write deadline now and then: setting it for each chunk would cost more than the chunk.
-func (d *wireDown) deadline() {
-	if now := time.Now(); now.Sub(d.c.timed) > writeTimeout/8 {
+func (d *wireDown) deadline(now time.Time) {
+	if now.Sub(d.c.timed) > writeTimeout/8 {
 		d.c.timed = now
 		_ = d.c.nc.SetWriteDeadline(now.Add(writeTimeout))
 	}
@@ -201,7 +223,7 @@ func (d *wireDown) Tunnel(h *ResponseHead) (io.ReadWriteCloser, error) {
 	b = append(appendFields(b, h.Header), '\r', '\n')
 	c := d.c
 	if c.watched {
-		c.s.gone.forget(c)
+		c.s.p.ends.forget(c.nc, c)
 		c.watched = false
 	}
 	c.finish()

@@ -24,7 +24,6 @@ type Server struct {
 	budget budget
 
 	hand *handoff
-	gone *hangups
 
 	mu      sync.Mutex
 	ln      net.Listener
@@ -33,6 +32,7 @@ type Server struct {
 	closed  bool        // all are closed
 	wg      sync.WaitGroup
 	stdRun  sync.WaitGroup // std's Serve
+	unwatch sync.Once      // the connections
 }
 
 // lastWord is how long after its beginning or its last answer a connection may still bring a request when the server shuts
@@ -62,11 +62,12 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		return http.ErrServerClosed
 	}
-	s.ln, s.hand, s.gone = l, newHandoff(l.Addr()), newHangups()
+	s.ln, s.hand = l, newHandoff(l.Addr())
 	s.stdRun.Go(func() { _ = s.std.Serve(s.hand) }) // ends with the hand-off
 	s.wg.Add(1)
 	s.mu.Unlock()
 	defer s.wg.Done()
+	s.p.ends.open()
 	var pause time.Duration
 	for {
 		nc, err := l.Accept()
@@ -170,11 +171,11 @@ func (s *Server) stop(all bool) {
 // end frees what connections needed, when there are none any more.
 func (s *Server) end() {
 	s.mu.Lock()
-	hand, gone := s.hand, s.gone
+	hand := s.hand
 	s.mu.Unlock()
 	if hand != nil { // it has served
 		_ = hand.Close()
-		gone.close()
+		s.unwatch.Do(s.p.ends.shut)
 	}
 	s.stdRun.Wait()
 }

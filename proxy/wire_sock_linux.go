@@ -1,11 +1,14 @@
 package proxy
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -32,6 +35,12 @@ type sock struct {
 	used  bool
 	seen  waiting
 	lf    func(fd uintptr) // of look
+
+	// For pump and writeNow.
+	pf, of func(fd uintptr) bool
+	sink   func(p []byte) bool
+	ends   atomic.Pointer[hangups] // tells us of the other side's end; nil = it was not asked to
+	over   atomic.Bool             // that has come: what was sent before it can be read, without a wait
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -40,6 +49,7 @@ type call struct {
 	p   []byte
 	n   int
 	err error
+	dry bool // there was nothing
 }
 
 // fastConn returns nc with cheaper calls where there are any.
@@ -60,6 +70,7 @@ func fastConn(nc net.Conn) net.Conn {
 
 func (s *sock) read(fd uintptr) bool {
 	c := &s.in
+	c.dry = false
 	for {
 		n, _, e := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(c.p))), uintptr(len(c.p)))
 		switch e {
@@ -67,6 +78,7 @@ func (s *sock) read(fd uintptr) bool {
 			c.n = int(n)
 			return true
 		case syscall.EAGAIN:
+			c.dry = true
 			return false
 		case syscall.EINTR:
 		default:
@@ -76,6 +88,98 @@ func (s *sock) read(fd uintptr) bool {
 	}
 }
 
+// readBy reads with f, which returns false to wait.
+func (s *sock) readBy(f func(fd uintptr) bool) error {
+	err := s.raw.Read(f)
+	if !s.isOver(err) {
+		return err
+	}
+	return s.raw.Control(func(fd uintptr) {
+		for !f(fd) {
+			if s.in.dry { // cannot be
+				s.in.n = 0
+				return
+			}
+		}
+	})
+}
+
+// isOver reports whether a wait was ended by hungUp.
+func (s *sock) isOver(err error) bool {
+	return err != nil && s.over.Load() && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// hungUp ends a wait for data that cannot come.
+func (s *sock) hungUp() {
+	s.over.Store(true)
+	_ = s.Conn.SetReadDeadline(time.Unix(1, 0))
+}
+
+// watchEnd has ends tell us when the other side has ended; false: it cannot.
+func (s *sock) watchEnd(ends *hangups) bool {
+	s.ends.Store(ends)
+	return ends.watch(s, s)
+}
+
+// Close implements net.Conn.
+func (s *sock) Close() error {
+	if ends := s.ends.Load(); ends != nil {
+		ends.forget(s, s)
+	}
+	return s.Conn.Close()
+}
+
+// pump waits for data and gives it to sink, piece by piece, until sink returns false; io.EOF is the other side's end. The
+// connection must be watched. It is one wait, in Go's eyes, from the first piece to the last, since each new one would
+// forget a readiness that was told meanwhile; so a read that empties the socket can be the last before the wait.
+func (s *sock) pump(sink func(p []byte) bool) error {
+	if s.pf == nil {
+		s.pf = s.pumpNow
+	}
+	s.sink, s.in.n, s.in.err = sink, -1, nil
+	err := s.readBy(s.pf)
+	s.sink = nil
+	switch {
+	case err != nil:
+		return err
+	case s.in.err != nil:
+		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", s.in.err)}
+	case s.in.n == 0:
+		return io.EOF
+	}
+	return nil
+}
+
+func (s *sock) pumpNow(fd uintptr) bool {
+	for {
+		pb := smallPieces.Get().(*[]byte)
+		s.in.p = *pb
+		got := s.read(fd)
+		s.in.p = nil
+		if !got || s.in.err != nil || s.in.n == 0 {
+			smallPieces.Put(pb)
+			return got
+		}
+		n := s.in.n
+		more := s.sink((*pb)[:n])
+		smallPieces.Put(pb)
+		if !more {
+			return true
+		}
+		if n < smallPiece {
+			return false
+		}
+	}
+}
+
+// writeNow writes what can be written without a wait.
+func (s *sock) writeNow(p []byte) (int, error) {
+	if s.of == nil {
+		s.of = func(fd uintptr) bool { s.write(fd); return true }
+	}
+	return s.writeBy(s.of, p)
+}
+
 // Read implements net.Conn.
 func (s *sock) Read(p []byte) (int, error) {
 	if len(p) == 0 || len(p) > shortCall {
@@ -83,7 +187,7 @@ func (s *sock) Read(p []byte) (int, error) {
 	}
 	c := &s.in
 	c.p, c.n, c.err = p, 0, nil
-	err := s.raw.Read(c.f)
+	err := s.readBy(c.f)
 	c.p = nil
 	switch {
 	case err != nil:
@@ -119,9 +223,13 @@ func (s *sock) Write(p []byte) (int, error) {
 	if len(p) > shortCall {
 		return s.Conn.Write(p)
 	}
+	return s.writeBy(s.out.f, p)
+}
+
+func (s *sock) writeBy(f func(fd uintptr) bool, p []byte) (int, error) {
 	c := &s.out
 	c.p, c.n, c.err = p, 0, nil
-	err := s.raw.Write(c.f)
+	err := s.raw.Write(f)
 	c.p = nil
 	if err == nil && c.err != nil {
 		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
@@ -137,6 +245,12 @@ func (s *sock) ask(p []byte, used bool) (fresh bool, err error) {
 	c.p, c.n, c.err = p, 0, nil
 	s.asked, s.used, s.seen = false, used, waitNothing
 	err = s.raw.Read(s.af)
+	if s.isOver(err) {
+		if !s.asked {
+			return false, nil
+		}
+		err = nil // the answer may stand before the end
+	}
 	n := c.n
 	c.p = nil
 	switch {
@@ -187,7 +301,7 @@ func (s *sock) look1(fd uintptr) {
 // lend waits for data and reads it into memory from pool, at most most bytes (-1 = what fits).
 func (s *sock) lend(pool *sync.Pool, most int) (p *[]byte, n int, err error) {
 	s.pool, s.in.n, s.in.err = pool, most, nil
-	err = s.raw.Read(s.gf)
+	err = s.readBy(s.gf)
 	p, s.gp, s.in.p = s.gp, nil, nil
 	switch {
 	case err != nil:
@@ -223,6 +337,8 @@ func (s *sock) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
 
 // CloseWrite ends our side.
 func (s *sock) CloseWrite() error { return s.Conn.(interface{ CloseWrite() error }).CloseWrite() }
+
+func isSock(nc net.Conn) bool { _, ok := nc.(*sock); return ok }
 
 // plainConn is the connection that net.Buffers knows how to write to at once.
 func plainConn(nc net.Conn) net.Conn {

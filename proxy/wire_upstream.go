@@ -505,15 +505,10 @@ func (b *wireBody) Read(p []byte) (int, error) {
 			}
 			continue
 		}
-		if err == io.EOF && b.frame.ToEnd {
-			b.done = true
-			b.end()
-			return 0, io.EOF
-		}
-		if err == io.EOF {
+		b.fail(err)
+		if err == io.EOF && !b.done {
 			err = io.ErrUnexpectedEOF
 		}
-		b.Close()
 		return 0, err
 	}
 }
@@ -538,15 +533,9 @@ func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
 		}
 		p, n, err = s.lend(pool, most)
 		if n == 0 {
-			switch {
-			case err == io.EOF && b.frame.ToEnd:
-				b.done = true
-				b.end()
-			case err == io.EOF:
+			b.fail(err)
+			if err == io.EOF && !b.done {
 				err = io.ErrUnexpectedEOF
-				fallthrough
-			default:
-				b.Close()
 			}
 			return p, 0, err
 		}
@@ -565,6 +554,22 @@ func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
 		}
 		pool.Put(p)
 	}
+}
+
+// watchEnd has the end of the other side told to the connection; false: it cannot be.
+func (b *wireBody) watchEnd(ends *hangups) bool {
+	s, ok := b.c.nc.(*sock)
+	return ok && s.watchEnd(ends)
+}
+
+// fail ends the body after a read that brought err instead of data.
+func (b *wireBody) fail(err error) {
+	if err == io.EOF && b.frame.ToEnd {
+		b.done = true
+		b.end()
+		return
+	}
+	b.Close()
 }
 
 // raw takes what was read ahead, or reads.

@@ -2,6 +2,7 @@ package routing
 
 import (
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
@@ -21,37 +22,52 @@ const (
 // auto is the full policy: a few candidates, the score in seconds, stay if our own replica is about as good, else ask.
 type auto struct{ options }
 
+// autoRoom is what a pick works in. On the stack of the goroutine that asks, it would make that twice as large, and so it
+// would stay for as long as the answer takes.
+type autoRoom struct {
+	c     candidates
+	known cachedBlocks
+}
+
+var autoRooms = sync.Pool{New: func() any { return new(autoRoom) }}
+
 func (*auto) Name() string { return "auto" }
 
-func (a *auto) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Decision {
+func (a *auto) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) (d Decision) {
 	g := s.groupFor(r)
 	if g == nil {
-		return s.none(g, r, now)
+		d.none(s, g, r, now)
+		return d
 	}
-	c := candidates{s: s, r: r, g: g, now: s.table.clock.tick(now), class: r.class()}
-	var known cachedBlocks
+	room := autoRooms.Get().(*autoRoom)
+	c, known := &room.c, &room.known
+	c.s, c.r, c.g, c.now, c.class, c.n = s, r, g, s.table.clock.tick(now), r.class(), 0
+	*known = cachedBlocks{}
 	if a.digests && len(r.Prefix) > 0 {
-		s.table.index.find(r.Prefix, &known)
+		s.table.index.find(r.Prefix, known)
 	}
 	owner, worst := -1, levelOK
 	if len(g.entries) <= wholeFleet {
 		worst = c.best(MaxAsk, rnd)
-		if key, ok := a.key(r, &known); ok {
+		if key, ok := a.key(r, known); ok {
 			owner, _ = g.ownersOf(key)
 		}
 	} else {
 		if g.panicking(c.now) {
 			worst = levelSoft
 		}
-		owner = a.few(&c, &known, worst, rnd)
+		owner = a.few(c, known, worst, rnd)
 		if c.n == 0 {
 			worst = c.best(MaxAsk, rnd)
 		}
 	}
 	if c.n == 0 {
-		return s.none(g, r, now)
+		d.none(s, g, r, now)
+	} else {
+		a.decide(&d, c, known, owner, worst, rnd)
 	}
-	return a.decide(&c, &known, owner, worst, rnd)
+	autoRooms.Put(room)
+	return d
 }
 
 // key returns what the rendezvous owners are found by: the first block that is not common in the fleet, else
@@ -93,8 +109,13 @@ func (a *auto) few(c *candidates, known *cachedBlocks, worst level, rnd *rand.Ra
 	return owner
 }
 
-// decide scores the candidates, and says whom to take or to ask.
-func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level, rnd *rand.Rand) Decision {
+// none is the decision for nobody.
+//
+//go:noinline
+func (d *Decision) none(s *Snapshot, g *group, r *Request, now time.Time) { *d = s.none(g, r, now) }
+
+// decide scores the candidates, and says in d whom to take or to ask.
+func (a *auto) decide(d *Decision, c *candidates, known *cachedBlocks, owner int, worst level, rnd *rand.Rand) {
 	s, r := c.s, c.r
 	self, hopeful := -1, 0.0
 	for i := range c.n {
@@ -134,14 +155,15 @@ func (a *auto) decide(c *candidates, known *cachedBlocks, owner int, worst level
 		reason = ReasonPrefix
 	}
 	if self >= 0 && c.n > 1 && worst <= levelKept && c.list[self].score <= hopeful+stay {
-		return c.decision(self, ReasonSelf)
+		c.decision(d, self, ReasonSelf)
+		return
 	}
 	if a.ask == 0 || c.n == 1 {
-		return c.decision(b, reason)
+		c.decision(d, b, reason)
+		return
 	}
-	d := c.decision(c.narrow(b, self, owner, rnd), reason)
-	a.askList(c, owner, &d, rnd)
-	return d
+	c.decision(d, c.narrow(b, self, owner, rnd), reason)
+	a.askList(c, owner, d, rnd)
 }
 
 // narrow returns the choice that stands if nobody answers. With a few candidates that is the best of them; where the
@@ -169,16 +191,15 @@ func (c *candidates) narrow(best, self, owner int, rnd *rand.Rand) int {
 	return b
 }
 
-// decision returns the choice of candidate i without asking, with the best of the others as runner-up.
-func (c *candidates) decision(i int, why Reason) Decision {
+// decision makes d, which is zero, the choice of candidate i without asking, with the best of the others as runner-up.
+func (c *candidates) decision(d *Decision, i int, why Reason) {
 	x := &c.list[i]
-	d := Decision{Peer: x.peer, Score: x.score, Tokens: x.tokens, Reason: why}
+	d.Peer, d.Score, d.Tokens, d.Reason = x.peer, x.score, x.tokens, why
 	for k := range c.n {
 		if y := &c.list[k]; k != i && (d.RunnerUp == nil || y.score < d.RunnerUpScore) {
 			d.RunnerUp, d.RunnerUpScore = y.peer, y.score
 		}
 	}
-	return d
 }
 
 // askList names those to ask, best first: in a small fleet all, else the best few, ourselves and the key's first owner.

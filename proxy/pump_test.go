@@ -1,0 +1,219 @@
+//go:build linux
+
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
+
+// rawEngine is an engine whose every byte the test decides: it takes requests and hands out the connections.
+type rawEngine struct {
+	l     net.Listener
+	conns chan net.Conn
+}
+
+func newRawEngine(t *testing.T) *rawEngine {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	e := &rawEngine{l: l, conns: make(chan net.Conn, 1024)}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go e.serve(c)
+		}
+	}()
+	return e
+}
+
+func (e *rawEngine) serve(c net.Conn) {
+	r := bufio.NewReader(c)
+	req, err := http.ReadRequest(r)
+	if err != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, req.Body)
+	e.conns <- c
+}
+
+const rawHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+// framed is one event in a chunk of its own.
+func framed(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event), event) }
+
+// pumpFront serves our own HTTP/1.1 in front of the engine at u on a loopback socket.
+func pumpFront(t *testing.T, u *url.URL) string {
+	tab := routing.NewTable(routing.Member{Boot: 1, Node: "a", Addr: "127.0.0.1:1"})
+	pol, err := routing.NewPolicy("local")
+	require.NoError(t, err)
+	p, err := New(Config{Table: tab, Policy: pol, EngineURL: u})
+	require.NoError(t, err)
+	tab.SetModels(1, []routing.Model{{ID: "m"}}, 0, time.Now())
+	tab.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close(); p.engine.close() })
+	return l.Addr().String()
+}
+
+// askStream sends a chat request and returns the connection.
+func askStream(t *testing.T, addr string) net.Conn {
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	body := chatBody(true)
+	_, err = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	require.NoError(t, err)
+	return c
+}
+
+func (e *rawEngine) url() *url.URL { return &url.URL{Scheme: "http", Host: e.l.Addr().String()} }
+
+// An engine whose end comes in the same moment as its last bytes, whole or as a reset, is noticed at once: the read that
+// took the bytes is not followed by one that would find the end.
+func TestPumpSeesTheEndBehindData(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	addr := pumpFront(t, e.url())
+	for _, linger := range []int{-1, 0} {
+		for pause := range 3 {
+			var wg sync.WaitGroup
+			var late, lost atomic.Int32
+			for range 50 {
+				c := askStream(t, addr)
+				wg.Go(func() {
+					resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+					if err != nil {
+						lost.Add(1)
+						return
+					}
+					at := time.Now()
+					b, err := io.ReadAll(resp.Body)
+					if err == nil || linger < 0 && !bytes.HasPrefix(b, []byte(chunk("a")+chunk("b"))) {
+						lost.Add(1) // never taken for whole, and what came before a plain end is there
+					}
+					if time.Since(at) > 3*time.Second {
+						late.Add(1)
+					}
+				})
+				ec := (<-e.conns).(*net.TCPConn)
+				wg.Go(func() {
+					_, _ = io.WriteString(ec, rawHead+framed(chunk("a")))
+					time.Sleep(time.Duration(10*pause) * time.Millisecond)
+					_ = ec.SetLinger(linger)
+					_, _ = io.WriteString(ec, framed(chunk("b")))
+					_ = ec.Close()
+				})
+			}
+			wg.Wait()
+			assert.Zero(t, late.Load(), "linger %d pause %d", linger, pause)
+			assert.Zero(t, lost.Load(), "linger %d pause %d", linger, pause)
+		}
+	}
+}
+
+// A client that takes nothing stops the engine, costs no memory, and gets every byte in the end.
+func TestPumpBackPressure(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	c := askStream(t, pumpFront(t, e.url()))
+	ec := <-e.conns
+	defer ec.Close()
+	event := chunk(strings.Repeat("word ", 100))
+	const events = 40_000 // more than all sockets on the way hold
+	var sent atomic.Int64
+	go func() {
+		_, _ = io.WriteString(ec, rawHead)
+		for range events {
+			_, _ = io.WriteString(ec, framed(event))
+			sent.Add(1)
+		}
+		_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
+	}()
+	for was := int64(-1); was != sent.Load() || was == 0; time.Sleep(300 * time.Millisecond) {
+		was = sent.Load()
+	}
+	assert.Less(t, sent.Load(), int64(events), "the engine must be held up")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.True(t, string(b) == strings.Repeat(event, events)+finishChunk+doneChunk, "every byte, in order")
+}
+
+// A client that takes nothing and goes away ends its stream, though a write to it is under way.
+func TestPumpHangUpWhileBlocked(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	c := askStream(t, pumpFront(t, e.url()))
+	ec := <-e.conns
+	defer ec.Close()
+	_, _ = io.WriteString(ec, rawHead)
+	event := framed(chunk(strings.Repeat("word ", 100)))
+	_ = ec.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+	for {
+		if _, err := io.WriteString(ec, event); err != nil {
+			break
+		}
+	}
+	_ = c.(*net.TCPConn).CloseWrite() // the side that we hear of; it still reads nothing
+	at := time.Now()
+	_ = ec.SetReadDeadline(at.Add(5 * time.Second))
+	_, err := ec.Read(make([]byte, 1))
+	require.Error(t, err)
+	assert.Less(t, time.Since(at), 200*time.Millisecond)
+}
+
+// In the steady state a chunk allocates nothing.
+func TestPumpAllocations(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	c := askStream(t, pumpFront(t, e.url()))
+	ec := <-e.conns
+	defer ec.Close()
+	_, _ = io.WriteString(ec, rawHead)
+	event := []byte(framed(chunk("word")))
+	buf := make([]byte, 64<<10)
+	one := func() {
+		_, _ = ec.Write(event)
+		for n := 0; n == 0 || !bytes.HasSuffix(buf[:n], []byte("\r\n")); {
+			m, err := c.Read(buf[n:])
+			require.NoError(t, err)
+			n += m
+		}
+	}
+	for range 100 {
+		one()
+	}
+	assert.Less(t, testing.AllocsPerRun(2000, one), 0.5)
+}
