@@ -72,6 +72,7 @@ type Agent struct {
 	listen    ListenStatus
 	member    routing.Member
 	tls       *peertls.Identity // nil = plain
+	strangers strangers
 	ring      keyRing
 	apiKeys   *apiKeys       // nil = clients need none
 	traces    *otlp.Exporter // nil = nobody traces

@@ -38,6 +38,8 @@ type console struct {
 
 	mode func(to string) error // switches the fleet
 
+	refused func(remote, path string) // is told of each change that is refused; may be nil
+
 	flight *flight
 
 	subscribers atomic.Int64
@@ -72,7 +74,12 @@ func (c *console) handler() http.Handler {
 		}
 	}))
 	// A page of another site must not make a browser on this host post to loopback.
-	guarded := http.NewCrossOriginProtection().Handler(mux)
+	origin := http.NewCrossOriginProtection()
+	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.refuse(r)
+		http.Error(w, "cross-origin request", http.StatusForbidden)
+	}))
+	guarded := origin.Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("X-Content-Type-Options", "nosniff")
@@ -86,10 +93,17 @@ func (c *console) handler() http.Handler {
 func (c *console) change(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !c.may(r) {
+			c.refuse(r)
 			http.Error(w, "changes need a connection from this host, or the token of "+Prefix+"STATUS_TOKEN", http.StatusForbidden)
 			return
 		}
 		next(w, r)
+	}
+}
+
+func (c *console) refuse(r *http.Request) {
+	if c.refused != nil {
+		c.refused(r.RemoteAddr, r.URL.Path)
 	}
 }
 

@@ -11,6 +11,7 @@ func (c *console) debug(mux *http.ServeMux) {
 	local := func(next http.HandlerFunc) http.HandlerFunc {
 		return func(w http.ResponseWriter, r *http.Request) {
 			if !loopbackHost(r.RemoteAddr) || !c.may(r) {
+				c.refuse(r)
 				http.Error(w, "profiles are for connections from this host", http.StatusForbidden)
 				return
 			}

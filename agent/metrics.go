@@ -67,6 +67,7 @@ const (
 	MetricGossipMembers     = "grapevine_gossip_members"
 	MetricGossipHealth      = "grapevine_gossip_health_score"
 	MetricGossipRecords     = "grapevine_gossip_records_total"
+	MetricStrangers         = "grapevine_strangers_total"
 	MetricTraceSpans        = "grapevine_trace_spans_total"
 	MetricGoroutines        = "grapevine_goroutines"
 	MetricStatusSubscribers = "grapevine_status_subscribers"
@@ -146,6 +147,7 @@ var Metrics = []Metric{
 	{MetricGossipMembers, gauge, nil, "Members alive, this agent included."},
 	{MetricGossipHealth, gauge, nil, "Own health as membership sees it: 0 is well, above means that this agent answers late."},
 	{MetricGossipRecords, counter, []string{"direction"}, "Load records: packets sent, records received, records dropped (bad or old)."},
+	{MetricStrangers, counter, []string{"where"}, "What came from somebody who does not belong here and was refused: gossip (packets and streams that no key opens, or of another cluster), peer (connections between agents without a common key), status (changes by who may not make them). Clients without a valid API key are refusals."},
 	{MetricShadow, gauge, nil, "1 in shadow mode, which keeps every request at the own engine, else 0."},
 	{MetricShadowPicks, counter, []string{"outcome"}, "Requests that shadow mode looked at, by where they would have been answered: stayed (here) or moved (another replica)."},
 	{MetricShadowGain, gauge, nil, "By how much the first token would have come earlier in the mean without shadow mode, in seconds, predicted since it began."},

@@ -197,6 +197,7 @@ func (a *Agent) open(ctx context.Context) (*servers, error) {
 	}
 	client, peer, status := s.servers[0], s.servers[1], s.servers[2]
 	var err error
+	a.strangers.init(a.log)
 	if err = a.setTLS(); err != nil {
 		return fail(err)
 	}
@@ -326,6 +327,9 @@ func (a *Agent) setTLS() (err error) {
 		}
 	case len(a.keys) > 0:
 		a.tls, err = peertls.New(a.boot, a.keys)
+	}
+	if a.tls != nil {
+		a.tls.OnStranger(a.strangers.atPeer)
 	}
 	return err
 }

@@ -184,4 +184,5 @@ type GossipStatus struct {
 	Dropped        uint64               `json:"dropped"`
 	Unreachable    []string             `json:"unreachable"` // join addresses that failed last time, each with why
 	Encrypted      bool                 `json:"encrypted"`
+	Strangers      uint64               `json:"strangers"` // packets and streams that no key opens, or of another cluster
 }

@@ -165,7 +165,7 @@ func flagNames(f routing.Flags) []string {
 
 func (a *Agent) gossipStatus(now time.Time) GossipStatus {
 	st := a.node.Stats()
-	s := GossipStatus{Members: st.Members, HealthScore: st.HealthScore, Sent: st.RecordsSent, Received: st.RecordsHeard, Unreachable: st.Unreachable, Encrypted: st.Keyed}
+	s := GossipStatus{Members: st.Members, HealthScore: st.HealthScore, Sent: st.RecordsSent, Received: st.RecordsHeard, Unreachable: st.Unreachable, Encrypted: st.Keyed, Strangers: st.Strangers}
 	for _, n := range st.Dropped {
 		s.Dropped += n
 	}
@@ -260,6 +260,9 @@ func (a *Agent) collect(g *gathering) {
 	g.add(MetricGossipRecords, float64(s.Gossip.Sent), "sent")
 	g.add(MetricGossipRecords, float64(s.Gossip.Received), "received")
 	g.add(MetricGossipRecords, float64(s.Gossip.Dropped), "dropped")
+	g.add(MetricStrangers, float64(s.Gossip.Strangers), "gossip")
+	g.add(MetricStrangers, float64(a.strangers.peer.Load()), "peer")
+	g.add(MetricStrangers, float64(a.strangers.status.Load()), "status")
 }
 
 // maxPeerSeries bounds the series with a peer's name.
@@ -359,7 +362,7 @@ func (a *Agent) console() *console {
 		}
 	}
 	return &console{
-		status: a.Status, metrics: a.collect, alive: a.alive, drain: a.Drain, drained: a.drained, explain: a.explain, mode: a.SetMode, token: a.cfg.StatusToken, every: time.Second, flight: &a.flight,
+		status: a.Status, metrics: a.collect, alive: a.alive, drain: a.Drain, drained: a.drained, explain: a.explain, mode: a.SetMode, refused: a.strangers.atStatus, token: a.cfg.StatusToken, every: time.Second, flight: &a.flight,
 		keys: func() any { return a.node.Keys() }, changeKeys: a.changeKeys, allKeys: a.allKeys,
 		ready: func(entry bool) (bool, string) {
 			if entry {

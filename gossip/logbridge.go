@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,7 +29,8 @@ const maxLogTexts = 256
 // logBridge takes the lines of Serf's and memberlist's *log.Logger ("[WARN] memberlist: text") and gives them to slog
 // with their level. The same warning, whatever the numbers in it, comes at most once in 10 s.
 type logBridge struct {
-	to *slog.Logger
+	to        *slog.Logger
+	strangers *atomic.Uint64 // lines about packets and streams that no key of ours opens, or of another cluster
 
 	mu   sync.Mutex
 	seen map[string]*logText
@@ -40,12 +42,26 @@ type logText struct {
 }
 
 // newLogBridge returns the logger that Serf and memberlist share.
-func newLogBridge(to *slog.Logger) *log.Logger {
-	return log.New(&logBridge{to: to, seen: make(map[string]*logText)}, "", 0)
+func newLogBridge(to *slog.Logger, strangers *atomic.Uint64) *log.Logger {
+	return log.New(&logBridge{to: to, strangers: strangers, seen: make(map[string]*logText)}, "", 0)
+}
+
+// ofStranger reports whether a line of memberlist 0.7 is about something that does not come from this cluster. There is one for
+// each such packet or stream, and no other place where it can be counted.
+func ofStranger(line string) bool {
+	for _, s := range [...]string{"Decrypt packet failed", "failed to receive", "unacceptable label", "label header"} {
+		if strings.Contains(line, s) {
+			return true
+		}
+	}
+	return false
 }
 
 func (b *logBridge) Write(p []byte) (int, error) {
 	level, line := parseLevel(string(bytes.TrimRight(p, "\n")))
+	if level >= slog.LevelWarn && ofStranger(line) {
+		b.strangers.Add(1)
+	}
 	if !b.to.Enabled(context.Background(), level) {
 		return len(p), nil
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"log/slog"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ func TestLogBridge(t *testing.T) {
 				return slog.Attr{}
 			}
 			return a
-		}})))
+		}})), new(atomic.Uint64))
 		line := func(format string, v ...any) string {
 			out.Reset()
 			l.Printf(format, v...)

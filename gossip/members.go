@@ -94,11 +94,14 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 	e := b.entries[m.Name]
 	switch t {
 	case serf.EventMemberJoin, serf.EventMemberUpdate:
+		id, err := parseTags(m.Name, m.Addr, m.Tags)
+		if err == nil && b.left[id.Boot] {
+			return // old news, sent again by somebody: no start of an agent has a boot id twice
+		}
 		if e == nil {
 			e = &entry{}
 			b.entries[m.Name] = e
 		}
-		id, err := parseTags(m.Name, m.Addr, m.Tags)
 		e.stock = err != nil || id.cluster != b.cluster
 		e.bad = ""
 		if !e.stock && b.target != nil {
@@ -122,7 +125,7 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 			b.tell(m.Name, e, MemberUpdated)
 		}
 	case serf.EventMemberLeave, serf.EventMemberFailed:
-		if e == nil {
+		if e == nil || b.left[e.id.Boot] {
 			return
 		}
 		e.alive = false

@@ -135,7 +135,7 @@ func (n *Node) start() error {
 	n.hook = newHook(tr, func() { m.Delegate = &delegate{Delegate: m.Delegate, n: n} })
 	m.Transport = n.hook
 	m.Label = n.cfg.Cluster
-	bridge := newLogBridge(n.log)
+	bridge := newLogBridge(n.log, &n.stats.strangers)
 	conf.Logger, m.Logger = bridge, bridge
 	conf.MetricLabels = []metrics.Label{{Name: nodeLabel, Value: n.name}}
 	conf.NodeName = n.name

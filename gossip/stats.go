@@ -12,6 +12,7 @@ type counters struct {
 	short, version, kind, boot     atomic.Uint64
 	deltas                         atomic.Uint64 // prefix digest deltas received
 	joins, joinErrors              atomic.Uint64
+	strangers                      atomic.Uint64 // see logBridge
 	refused                        atomic.Uint64 // members at addresses that must not be dialled
 	relayedOwn, relayed            atomic.Uint64 // records put into the background queue: ours, others'
 }
@@ -35,6 +36,7 @@ type Stats struct {
 	Members      int    `json:"members"`         // alive replicas, ourselves included
 	Foreign      int    `json:"foreign"`         // alive members that are no replicas
 	Refused      uint64 `json:"refused_members"` // times that a member was no candidate because of its peer address
+	Strangers    uint64 `json:"strangers"`       // packets and streams that no key of ours opens, or of another cluster
 	HealthScore  int    `json:"health_score"`
 	Profile      string `json:"profile"`
 	Keyed        bool   `json:"encrypted"`
@@ -74,6 +76,7 @@ func (n *Node) Stats() Stats {
 		Members:      int(n.book.alive.Load()),
 		Foreign:      int(n.book.foreign.Load()),
 		Refused:      n.stats.refused.Load(),
+		Strangers:    n.stats.strangers.Load(),
 		HealthScore:  n.serf.Memberlist().GetHealthScore(),
 		Profile:      n.profile.Name,
 		Keyed:        len(n.cfg.Keys) > 0,

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // conn is a connection under TLS that is known with its key, so that it can be closed with it.
@@ -14,11 +15,27 @@ type conn struct {
 	key   string // id of the key; empty until the handshake has proven it
 	boot  uint64 // of the other side
 	once  sync.Once
+
+	accepted bool
+	spoke    atomic.Bool // something came: it was no mere probe of the port
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && !c.spoke.Load() {
+		c.spoke.Store(true)
+	}
+	return n, err
 }
 
 // Close implements net.Conn.
 func (c *conn) Close() error {
-	c.once.Do(func() { c.owner.remove(c) })
+	c.once.Do(func() {
+		if !c.owner.remove(c) && c.accepted && c.spoke.Load() && c.owner.stranger != nil {
+			c.owner.stranger(c.RemoteAddr())
+		}
+	})
 	return c.Conn.Close()
 }
 
@@ -27,6 +44,8 @@ func (c *conn) NetConn() net.Conn { return c.Conn }
 
 // registry holds the open connections of an identity.
 type registry struct {
+	stranger func(remote net.Addr) // see OnStranger
+
 	mu    sync.Mutex
 	conns map[*conn]struct{}
 }
@@ -40,11 +59,17 @@ func (r *registry) add(c *conn) {
 	r.conns[c] = struct{}{}
 }
 
-func (r *registry) remove(c *conn) {
+// remove forgets c, and reports whether it had proven a key.
+func (r *registry) remove(c *conn) (proven bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.conns, c)
+	return c.key != ""
 }
+
+// OnStranger sets who is told of an accepted connection on which something came, and that ended without having proven a key
+// of ours. It is to be set before the first connection.
+func (id *Identity) OnStranger(f func(remote net.Addr)) { id.conns.stranger = f }
 
 // closeIf closes the connections for which which is true.
 func (r *registry) closeIf(which func(*conn) bool) {
@@ -88,7 +113,9 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.id.track(raw), nil
+	c := l.id.track(raw)
+	c.accepted = true
+	return c, nil
 }
 
 func (id *Identity) track(raw net.Conn) *conn {

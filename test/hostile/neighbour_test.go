@@ -74,11 +74,17 @@ type peerStatus = agent.PeerStatus
 // startVictimAt starts an agent in front of the engine at that URL.
 func startVictimAt(t *testing.T, engine, key string, join ...string) *victim {
 	t.Helper()
+	return startVictimWith(t, func(c *agent.Config) { c.EngineURL, c.GossipKey, c.Join = engine, key, join })
+}
+
+func startVictimWith(t *testing.T, tune func(*agent.Config)) *victim {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	cfg := agent.DefaultConfig()
 	cfg.Listen, cfg.PeerListen, cfg.StatusListen, cfg.GossipListen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
-	cfg.EngineURL, cfg.Cluster, cfg.GossipKey, cfg.Join, cfg.DrainTimeout = engine, "hostile", key, join, time.Second
+	cfg.Cluster, cfg.DrainTimeout = "hostile", time.Second
+	tune(&cfg)
 	v := &victim{log: &lockedLog{}}
 	var err error
 	v.Agent, err = agent.New(cfg, agent.Options{Logger: slog.New(slog.NewTextHandler(v.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
@@ -144,7 +150,7 @@ func TestStranger(t *testing.T) {
 			assert.Equal(t, 1, n.Alive(), "it sees nobody")
 			n.Close()
 		}
-		assert.NotContains(t, v.get(t, "/status"), "stranger")
+		assert.NotContains(t, v.get(t, "/status"), "stranger.") // as in its name
 		assert.Len(t, v.Status().Peers, 1, "only itself")
 	})
 	t.Run("sends records", func(t *testing.T) {
