@@ -168,6 +168,8 @@ var (
 		Message: "The request has passed through an agent before."}
 	errForgedHop = &apiError{Status: 403, Code: "hop_mismatch", Reason: "forged_hop", Final: true,
 		Message: "The request names another agent than the one that it comes from."}
+	errMethod = &apiError{Status: 405, Code: "method_not_allowed", Reason: "method", Final: true,
+		Message: "CONNECT and TRACE are not served here."}
 	errBadRequest = &apiError{Status: 400, Reason: "bad_request",
 		Message: "The request could not be understood."}
 )

@@ -156,6 +156,8 @@ func (x *exchange) recycle() {
 func (x *exchange) admit(inflight int) *apiError {
 	p := x.p
 	switch {
+	case x.in.Method == "CONNECT" || x.in.Method == "TRACE": // h1 refuses them as it reads; here they come over HTTP/2
+		return errMethod
 	case p.cfg.MaxInflight > 0 && inflight > p.cfg.MaxInflight:
 		return errTooManyRequests
 	case x.in.Length > p.cfg.MaxBody:

@@ -160,7 +160,7 @@ func refusalReasons() []string {
 	var out []string
 	for _, e := range []*apiError{errModelNotFound, errModelUnavailable, errNoService, errTooLong, errAllFull, errNoneUsable,
 		errDraining, errTooLarge, errBodyMemory, errTooManyRequests, errPathNotAllowed, errFirstByte, errBroken,
-		errStreamBroken, errDeadly, errQueueFull, errLongWait, errQueueTimeout, errMoved, errLoop, errForgedHop, errUnauthorized, errHostRefused, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
+		errStreamBroken, errDeadly, errQueueFull, errLongWait, errQueueTimeout, errMoved, errLoop, errForgedHop, errUnauthorized, errHostRefused, errMethod, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
 		out = append(out, e.Reason)
 	}
 	out = append(out, reasonConnections)

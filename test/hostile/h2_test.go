@@ -153,6 +153,34 @@ func TestH2ConnectionFields(t *testing.T) {
 	assert.Equal(t, read, b.read.Load())
 }
 
+// CONNECT and TRACE are refused over HTTP/2 as they are over HTTP/1.1 (405), and never reach the engine.
+func TestH2Methods(t *testing.T) {
+	b := newBackend(t)
+	r := startProxy(t, b.addr, func(*proxy.Config) {})
+	for _, block := range [][]byte{
+		headers(":method", "TRACE", ":scheme", "http", ":path", "/v1/thing", ":authority", "llm.example"),
+		headers(":method", "CONNECT", ":authority", "169.254.169.254:80"),
+		headers(":method", "CONNECT", ":scheme", "http", ":path", "/v1/realtime", ":authority", "llm.example", ":protocol", "websocket"),
+	} {
+		first, reset := dialH2With(t, r.addr, block)
+		assert.True(t, reset || first&0xf0 == 0x40, "%#x: a status that is a literal, as 405 is", first)
+	}
+	assert.Zero(t, b.read.Load())
+	assert.NotZero(t, r.proxy.Metrics().Refusals["method"])
+
+	var ps http.Protocols
+	ps.SetUnencryptedHTTP2(true)
+	hc := &http.Client{Transport: &http.Transport{Protocols: &ps}, Timeout: 10 * time.Second}
+	req, err := http.NewRequest(http.MethodTrace, "http://"+r.addr+"/v1/thing", nil)
+	require.NoError(t, err)
+	resp, err := hc.Do(req)
+	require.NoError(t, err)
+	_ = resp.Body.Close()
+	assert.Equal(t, 2, resp.ProtoMajor)
+	assert.Equal(t, http.StatusMethodNotAllowed, resp.StatusCode)
+	assert.Zero(t, b.read.Load())
+}
+
 func dialH2With(t *testing.T, addr string, block []byte) (byte, bool) {
 	t.Helper()
 	h := dialH2(t, addr)
