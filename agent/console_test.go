@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -192,6 +193,23 @@ func TestMetricsHaveHelpAndUnit(t *testing.T) {
 		assert.Equal(t, m.Type == counter, strings.HasSuffix(m.Name, "_total"), m.Name)
 		if m.Type == histogram {
 			assert.True(t, strings.HasSuffix(m.Name, "_seconds"), m.Name)
+		}
+		// Whatever has a unit has a base unit, at its place in the name and in the help; a count is named after what it counts, and
+		// what is true or false says so.
+		name, unit := strings.TrimSuffix(m.Name, "_total"), ""
+		for u, said := range map[string]string{"_seconds": "seconds", "_bytes": "ytes", "_ratio": "0 to 1", "_tokens": "okens"} {
+			if strings.HasSuffix(name, u) {
+				unit = u
+				assert.True(t, strings.Contains(m.Help, said) || m.Name == MetricRetryBudget, "%s: its help does not say %s", m.Name, said)
+			}
+		}
+		switch {
+		case unit != "", slices.Contains([]string{MetricGossipHealth, MetricNoModel, MetricRetryExhausted}, m.Name): // a score, and two whose things stand before what is said of them
+		case strings.HasPrefix(m.Help, "1 if"), strings.HasPrefix(m.Help, "1 for"), strings.HasPrefix(m.Help, "Always 1"), strings.HasPrefix(m.Help, "1 in "):
+			assert.Equal(t, gauge, m.Type, m.Name)
+		default:
+			assert.Regexp(t, `s(_total)?$`, m.Name, "it counts things: its name ends in them")
+			assert.NotRegexp(t, `(?i)\bin (milli)?seconds|\bin (kilo|mega)?bytes|0 to 1`, m.Help, m.Name)
 		}
 	}
 	assert.Equal(t, len(Metrics)+2, strings.Count(MetricsDocs(), "\n"))

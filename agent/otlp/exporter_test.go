@@ -133,16 +133,13 @@ func attrText(s *wire.Span) string {
 	var out []string
 	for _, a := range s.Attributes {
 		v := a.Value
-		text := strings.TrimSuffix(strings.TrimPrefix(v.String(), "string_value:"), " ")
-		switch {
-		case v.GetArrayValue() != nil:
+		_, text, _ := strings.Cut(v.String(), ":")
+		if v.GetArrayValue() != nil {
 			var l []string
 			for _, x := range v.GetArrayValue().Values {
 				l = append(l, x.GetStringValue())
 			}
 			text = "[" + strings.Join(l, " ") + "]"
-		default:
-			_, text, _ = strings.Cut(v.String(), ":")
 		}
 		out = append(out, a.Key+":"+strings.TrimSpace(text))
 	}

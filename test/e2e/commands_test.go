@@ -80,6 +80,7 @@ var commands = []struct {
 	{`curl -o gv.trace 127.0.0.1:8082/debug/flight`, how{say: "-"}},
 	{`go tool trace gv.trace`, how{say: "Type: delay", as: `go tool trace -pprof=sched gv.trace > sched.pprof && go tool pprof -top sched.pprof`, limit: time.Minute}}, // it would open a browser
 	{`go test ./agent/engine -run '^$' -bench Scrape`, how{say: "BenchmarkScrape", limit: 3 * time.Minute}},
+	{`kubectl port-forward`, how{not: "it wants a cluster with a kubelet, which cannot be had here"}},
 	{`make help`, how{say: "make"}},
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -50,6 +51,13 @@ func TestDashboard(t *testing.T) {
 	require.NoError(t, json.Unmarshal(b, &board))
 	list := expressions(board.Panels)
 	require.Greater(t, len(list), 15)
+	keda, err := os.ReadFile("../../deploy/prometheus/keda.yaml")
+	require.NoError(t, err)
+	triggers := regexp.MustCompile(`(?m)^ *query: (.*)$`).FindAllStringSubmatch(string(keda), -1)
+	require.Len(t, triggers, 2)
+	for _, m := range triggers {
+		list = append(list, strings.ReplaceAll(m[1], "[5m]", "[$__rate_interval]"))
+	}
 
 	f := startFleet(t, 3, 3, nil)
 	dir := t.TempDir()
