@@ -263,7 +263,7 @@ func TestOverload(t *testing.T) {
 	}
 	// 8 slots, 25 tokens of 20 ms each: 16 requests/s at the most.
 	over := &group{name: "over", workers: 480, targets: f.entries(), rate: 48.0 / 480, tokens: [2]int{25, 25}}
-	high := &group{name: "high", workers: 12, targets: f.entries(), rate: 6.0 / 12, tokens: [2]int{10, 10}, ask: func(q *ask) { q.priority, q.stream, q.eligible = "priority", true, true }}
+	high := &group{name: "high", workers: 12, targets: f.entries(), rate: 4.0 / 12, tokens: [2]int{6, 6}, ask: func(q *ask) { q.priority, q.stream, q.eligible = "priority", true, true }}
 	rss := func() (kb int64) {
 		for _, a := range f.agents {
 			kb += rssOf(t, a.Pid())
