@@ -89,10 +89,11 @@ type Peeker struct {
 	metaUser     string
 	role         [16]byte
 	roleLen      int
-	parts        int  // text parts so far in this content
-	partMedia    bool // the content part has media
-	promptFields int  // prompts that are not null
-	object       bool // a whole top-level object was read
+	parts        int    // text parts so far in this content
+	partMedia    bool   // the content part has media
+	model        string // the newest one read, in any body
+	promptFields int    // prompts that are not null
+	object       bool   // a whole top-level object was read
 }
 
 var peekers = sync.Pool{New: func() any { return new(Peeker) }}
@@ -103,7 +104,7 @@ var peekers = sync.Pool{New: func() any { return new(Peeker) }}
 func NewPeeker(svc routing.Service, contentType, contentEncoding string, salt *PrefixSalt) *Peeker {
 	p := peekers.Get().(*Peeker)
 	m, s, t, e, d := p.main.blocks, p.system.blocks, p.tools.blocks, p.extra.blocks, p.media.blocks
-	*p = Peeker{svc: svc, salt: salt, chat: svc&(routing.ServeChat|routing.ServeCompletions) != 0}
+	*p = Peeker{model: p.model, svc: svc, salt: salt, chat: svc&(routing.ServeChat|routing.ServeCompletions) != 0}
 	for _, h := range []struct {
 		h *blockHash
 		b []uint64
@@ -695,11 +696,14 @@ func (p *Peeker) value(id uint8, v []byte, kind byte, cut bool) {
 	if kind == kindString && !cut {
 		switch id {
 		case keepModel, keepTier, keepUser, keepCacheKey, keepSession, keepMetaUser, keepPrevious:
-			str = string(v)
+			if str = p.model; id != keepModel || string(v) != str { // mostly the same one
+				str = string(v)
+			}
 		}
 	}
 	switch id {
 	case keepModel:
+		p.model = str
 		k.Model, k.HasModel = str, !cut
 	case keepStream:
 		k.Stream = lenientBool(v)

@@ -89,6 +89,7 @@ type exchange struct {
 	pump    pump
 
 	firstAt time.Time
+	over    time.Time // when the newest attempt was over
 	status  int
 	outcome string
 	attempt *PickAttempt
@@ -98,36 +99,42 @@ type exchange struct {
 // serve runs one request from its head to its end.
 func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) {
 	n := p.inflight.Add(1)
-	defer p.inflight.Add(-1)
 	rnd := p.rnds.Get().(*mathrand.Rand)
-	defer p.rnds.Put(rnd)
 	l, ok := ctx.(*life)
 	if !ok {
 		l = new(life)
 		defer newAttempt(ctx, l)()
 	}
 	p.lives.add(l)
-	defer p.lives.remove(l)
-	defer l.end(errCauseDone)
 
 	x := p.exchanges.Get().(*exchange)
 	x.p, x.role, x.in, x.down, x.rnd, x.ctx, x.arrived, x.log = p, r, in, down, rnd, l, time.Now(), p.log
 	x.tried = x.tries[:0]
-	defer x.recycle()
 	x.body = newBody(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
-	defer x.body.release()
+	defer x.leave(l)
 	x.path, _, _ = strings.Cut(in.Target, "?")
 	x.class = classify(in.Method, x.path)
 	x.id = x.requestID()
 	if p.cfg.Tracing != nil {
 		x.startTrace()
 	}
-	defer x.account()
 	if e := x.admit(int(n)); e != nil {
 		x.fail(e)
 		return
 	}
 	x.run()
+}
+
+// leave undoes what serve did.
+func (x *exchange) leave(l *life) {
+	p := x.p
+	x.account()
+	x.body.release()
+	p.rnds.Put(x.rnd)
+	x.recycle()
+	l.end(errCauseDone)
+	p.lives.remove(l)
+	p.inflight.Add(-1)
 }
 
 // recycle makes x ready for another request and keeps its buffers; what was held or saved stays with those who may
@@ -547,7 +554,10 @@ func (x *exchange) stopped() verdict {
 
 // account ends the request's books.
 func (x *exchange) account() {
-	m, now := x.p.metrics, time.Now()
+	m, now := x.p.metrics, x.over
+	if now.IsZero() || x.refused != nil || x.outcome != "" { // more came behind the attempt
+		now = time.Now()
+	}
 	if x.outcome == "" {
 		x.outcome = outcomeOf(x.status)
 	}

@@ -35,6 +35,8 @@ type attempt struct {
 	tokens  int     // prompt tokens that it is believed to compute, at least 1
 	flight  *flight // at our own engine; nil = not there
 	room    flight  // for it
+	pass    pass    // likewise, through the gate
+	life    life
 	at      time.Time
 	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
 	stages  stages  // what a peer's agent said on the way
@@ -49,7 +51,8 @@ type attempt struct {
 func (x *exchange) try(d *choice) verdict {
 	a := x.begin(d)
 	v, o := x.send(a)
-	a.end(o, time.Now())
+	x.over = time.Now()
+	a.end(o, x.over)
 	x.leg = o
 	if v == verdictCut && o == routing.OutcomeReset && !x.content && !x.announced(a.peer) {
 		switch {
@@ -204,7 +207,7 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 	case b.complete():
 		o.Length = b.n
 		if b.n > 0 {
-			o.Body, o.Reopen = b.open(), b.open
+			o.Body = b.open()
 		}
 	default:
 		o.Length = x.in.Length
@@ -218,41 +221,44 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 
 // send runs the attempt: request, head, body. Its outcome is for the replica's books.
 func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
-	ctx := new(life)
+	now := a.at
+	ctx := &a.life
 	if stop := newAttempt(x.ctx, ctx); stop != nil {
 		defer stop()
 	}
 	defer ctx.end(errCauseDone)
 	w := x.p.watches.Get().(*watch)
-	w.start(ctx.end, x.first, errCauseFirst)
+	w.start(ctx, x.first, errCauseFirst, now)
 	defer func() { w.stop(); x.watch = nil; x.p.watches.Put(w) }()
 	x.watch = w
 	if !x.peek.Stream && !a.self {
 		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
-		w.predict(a, a.prefillTime(x.p))
+		w.predict(a, a.prefillTime(x.p), now)
 	}
 
 	if a.self {
-		if v, o, ok := x.enter(ctx, a, w); !ok {
+		if v, o, ok := x.enter(ctx, a, w, now); !ok {
 			return v, o
 		}
 	}
 	a.flight.cutBy(ctx, w)
 	up := x.upstream(a)
-	sent := time.Now()
+	if x.held { // it waited
+		now = time.Now()
+	}
+	sent := now
 	out := x.outgoing(a)
 	if !a.self {
 		out.Interim = x.onInterim(a, w)
 	}
 	ans, err := up.Send(ctx, out)
-	var se *SendError
-	if errors.As(err, &se) && se.Stage == StageNoReply && se.Reused && ctx.Err() == nil && x.body.again() &&
-		time.Since(sent) < reusedWindow {
+	if err != nil && x.diedIdle(ctx, err, sent) {
 		// The server closed a kept connection just when we used it: it never saw the request (C36).
 		x.p.metrics.replays.Add(1)
 		x.p.metrics.retries.add(retryReused)
 		up.dropIdle()
-		if ans, err = up.Send(ctx, x.outgoing(a)); errors.As(err, &se) && se.Stage == StageDial {
+		ans, err = up.Send(ctx, x.outgoing(a))
+		if se, ok := errors.AsType[*SendError](err); ok && se.Stage == StageDial {
 			// Nobody listens any more: it was not the idle limit but the server's end, with our request in it or not.
 			se.Stage = StageNoReply
 		}
@@ -274,6 +280,12 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 		return v, o
 	}
 	return x.relay(ctx, a, w, ans)
+}
+
+// diedIdle reports whether a kept connection ended just when it was used, and the request can be sent again.
+func (x *exchange) diedIdle(ctx context.Context, err error, sent time.Time) bool {
+	se, ok := errors.AsType[*SendError](err)
+	return ok && se.Stage == StageNoReply && se.Reused && ctx.Err() == nil && x.body.again() && time.Since(sent) < reusedWindow
 }
 
 // closeAnswer ends what is left of an answer and lets go of its memory, unless somebody else has it: the head may be

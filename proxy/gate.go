@@ -168,7 +168,11 @@ func (g *gate) state(rate float64) routing.Gate {
 
 // enter counts a request that goes to the engine now; the lock is held.
 func (g *gate) enter(h *hold, rate float64, step time.Duration, now time.Time) *pass {
-	p := &pass{g: g, tokens: h.tokens, at: now, blind: h.blind, pending: true, inside: true}
+	p := h.room
+	if p == nil {
+		p = new(pass)
+	}
+	*p = pass{g: g, tokens: h.tokens, at: now, blind: h.blind, pending: true, inside: true}
 	g.count++
 	g.pending += h.tokens
 	g.entered += h.tokens

@@ -11,6 +11,7 @@ import (
 // lock, owns what happens next; so it starts here or moves, never both.
 type hold struct {
 	g      *gate
+	room   *pass // memory for its pass; nil = none
 	req    *routing.Request
 	tokens int     // prompt tokens that our engine must compute
 	cost   float64 // tokens that its tenant is charged
@@ -43,17 +44,16 @@ func (x *exchange) gated() bool {
 }
 
 // enter brings an attempt at our own engine through the gate. ok false: it came to v instead.
-func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, o routing.Outcome, ok bool) {
+func (x *exchange) enter(ctx context.Context, a *attempt, w *watch, now time.Time) (v verdict, o routing.Outcome, ok bool) {
 	if !x.gated() {
-		x.start(a, nil, time.Now())
+		x.start(a, nil, now)
 		return 0, 0, true
 	}
-	now := time.Now()
 	h := &x.hold
 	if x.held {
 		h = new(hold) // a thief may still look at the former one
 	}
-	*h = hold{req: &x.req, tokens: a.tokens, tenant: x.tenant(), blind: !x.peek.Stream, fixed: x.fixed}
+	*h = hold{room: &a.pass, req: &x.req, tokens: a.tokens, tenant: x.tenant(), blind: !x.peek.Stream, fixed: x.fixed}
 	p, refused := x.p.gate.arrive(h, x.ticket, now)
 	if x.ticket != 0 && p != nil {
 		x.p.step(stepInvited)
@@ -77,7 +77,7 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch) (v verdict, 
 func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict, routing.Outcome) {
 	g := &x.p.gate
 	x.held = true
-	w.set(0, errCauseFirst) // the wait for the first byte counts from the start at the engine
+	w.set(0, errCauseFirst, time.Now()) // the wait for the first byte counts from the start at the engine
 	x.stage(stageHeld)
 	x.p.step(stepHeld)
 	limit := time.NewTimer(max(g.patience(h.line())-time.Since(x.waits()), 0))
@@ -95,7 +95,7 @@ func (x *exchange) wait(ctx context.Context, h *hold, w *watch) (*pass, verdict,
 			v, o, _ := x.refuse(errQueueFull.with(errQueueFull.Message, g.drainTime()))
 			return nil, v, o
 		}
-		w.set(x.first, errCauseFirst)
+		w.set(x.first, errCauseFirst, time.Now())
 		x.stage(stageStarted)
 		return l.pass, 0, 0
 	case <-ctx.Done():
@@ -147,7 +147,7 @@ func (x *exchange) start(a *attempt, p *pass, now time.Time) {
 		d.Touch(x.req.Prefix)
 	}
 	if !x.peek.Stream {
-		x.watch.predict(a, x.p.account.prefillTime())
+		x.watch.predict(a, x.p.account.prefillTime(), now)
 	}
 }
 

@@ -95,7 +95,11 @@ func (u *netUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	}).WithContext(httptrace.WithClientTrace(ctx, ct))
 	if r.Body != nil {
 		req.Body = r.Body
-		if reopen := r.Reopen; reopen != nil {
+		reopen := r.Reopen
+		if kept, ok := r.Body.(*bodyReader); ok && kept.b.complete() {
+			reopen = kept.b.open
+		}
+		if reopen != nil {
 			req.GetBody = func() (io.ReadCloser, error) { return reopen(), nil }
 		} else if r.HTTP2 {
 			w := &rewinder{src: r.Body}

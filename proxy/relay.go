@@ -210,7 +210,7 @@ func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
 	} else {
 		a.predicted(now) // the whole answer comes at once: nothing is learned about the prefill
 	}
-	w.set(x.idle, errCauseIdle)
+	w.set(x.idle, errCauseIdle, now)
 }
 
 // ended judges an answer whose body came to its regular end.

@@ -203,7 +203,7 @@ func TestWatch(t *testing.T) {
 		assert.Equal(t, errCauseFirst, err)
 		d, err = wait(func(w *watch) {
 			time.Sleep(9 * time.Second)
-			w.set(2*time.Second, errCauseIdle)
+			w.set(2*time.Second, errCauseIdle, time.Now())
 			for range 20 {
 				time.Sleep(time.Second)
 				w.progress()
@@ -219,7 +219,7 @@ func TestWatch(t *testing.T) {
 		assert.InDelta(t, 70, d.Seconds(), 1, "the time of a write is not silence")
 		_, err = wait(func(w *watch) { w.stop() })
 		assert.NoError(t, err)
-		_, err = wait(func(w *watch) { w.set(-1, errCauseIdle) })
+		_, err = wait(func(w *watch) { w.set(-1, errCauseIdle, time.Now()) })
 		assert.NoError(t, err, "no limit")
 	})
 }
@@ -242,4 +242,15 @@ func TestPicksRing(t *testing.T) {
 		assert.Len(t, f.agents[1].Picks(""), pickRing, "the target has its own record")
 		assert.Equal(t, "target", f.agents[1].Picks("")[0].Role)
 	})
+}
+
+// endFunc is a function that a watch ends.
+type endFunc func(cause error)
+
+func (f endFunc) end(cause error) { f(cause) }
+
+func newWatch(cancel func(cause error), limit time.Duration, cause error) *watch {
+	w := &watch{base: time.Now()}
+	w.start(endFunc(cancel), limit, cause, time.Now())
+	return w
 }

@@ -93,17 +93,19 @@ var blockSizes = [...]int{1 << 10, 2304, 4 << 10, 16 << 10, 64 << 10}
 
 var blockPools [len(blockSizes)]sync.Pool
 
-func getBlock(class int) []byte {
+func getBlock(class int) *[]byte {
 	if b, ok := blockPools[class].Get().(*[]byte); ok {
-		return (*b)[:0]
+		*b = (*b)[:0]
+		return b
 	}
-	return make([]byte, 0, blockSizes[class])
+	b := make([]byte, 0, blockSizes[class])
+	return &b
 }
 
-func putBlock(b []byte) {
+func putBlock(b *[]byte) {
 	for i, n := range blockSizes {
-		if cap(b) == n {
-			blockPools[i].Put(&b)
+		if cap(*b) == n {
+			blockPools[i].Put(b)
 			return
 		}
 	}
@@ -120,20 +122,27 @@ type body struct {
 
 	mu     sync.Mutex
 	blocks [][]byte
-	n      int64 // bytes kept
-	total  int64 // bytes read from src
-	charge int   // taken from budget
-	over   bool  // it may pass the budget's limit
-	eof    bool  // src is read to its end
-	live   bool  // bytes past the kept ones went out
-	err    error // why src ended early
+	mem    []*[]byte // theirs
+	n      int64     // bytes kept
+	total  int64     // bytes read from src
+	charge int       // taken from budget
+	over   bool      // it may pass the budget's limit
+	eof    bool      // src is read to its end
+	live   bool      // bytes past the kept ones went out
+	err    error     // why src ended early
 
 	refs atomic.Int32
+
+	// Most bodies have one block and are read once.
+	block1  [1][]byte
+	mem1    [1]*[]byte
+	reader1 bodyReader
 }
 
 func newBody(src io.Reader, limit, keep int64, budget *replayBudget) *body {
 	b := &body{src: src, limit: limit, keep: keep, budget: budget}
 	b.refs.Store(1)
+	b.blocks, b.mem = b.block1[:0], b.mem1[:0]
 	if src == nil {
 		b.eof = true
 	}
@@ -155,7 +164,7 @@ func (b *body) fill(ctx context.Context, length int64, look func([]byte), more f
 			if blk == nil {
 				return nil
 			}
-			b.blocks = append(b.blocks, blk)
+			b.blocks, b.mem = append(b.blocks, *blk), append(b.mem, blk)
 			last++
 		}
 		blk := b.blocks[last]
@@ -182,7 +191,7 @@ func (b *body) fill(ctx context.Context, length int64, look func([]byte), more f
 }
 
 // grow returns a block for what is still to come, or nil when the budget is used up.
-func (b *body) grow(ctx context.Context, length int64, more func() bool) []byte {
+func (b *body) grow(ctx context.Context, length int64, more func() bool) *[]byte {
 	rest := length - b.n + 1 // one more, so that the end is seen without another block
 	if length < 0 {
 		rest = max(b.n, 1) // unknown: as much again as there is
@@ -223,6 +232,10 @@ func (b *body) failure() error {
 // open returns a reader from the first byte. Only the newest reader may read past the kept bytes.
 func (b *body) open() io.ReadCloser {
 	b.refs.Add(1)
+	if r := &b.reader1; r.b == nil {
+		r.b = b
+		return r
+	}
 	return &bodyReader{b: b}
 }
 
@@ -231,10 +244,10 @@ func (b *body) release() {
 	if b.refs.Add(-1) != 0 {
 		return
 	}
-	for _, blk := range b.blocks {
+	for _, blk := range b.mem {
 		putBlock(blk)
 	}
-	b.blocks = nil
+	b.blocks, b.mem = nil, nil
 	b.budget.give(b.charge, b)
 }
 

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
@@ -56,10 +57,10 @@ func (x *exchange) onInterim(a *attempt, w *watch) func(Header) {
 		switch h.Get(headerStage) {
 		case stageHeld:
 			a.stages.held.Store(true)
-			w.set(0, errCauseFirst) // it counts from the start at the engine
+			w.set(0, errCauseFirst, time.Now()) // it counts from the start at the engine
 		case stageStarted:
 			a.stages.started.Store(true)
-			w.set(x.first, errCauseFirst)
+			w.set(x.first, errCauseFirst, time.Now())
 		}
 	}
 }

@@ -27,7 +27,7 @@ type watch struct {
 	paused atomic.Bool  // we wait for the client, not for the engine
 
 	mu     sync.Mutex
-	cancel func(cause error) // nil = at rest
+	cancel endable // nil = at rest
 	limit  time.Duration
 	cause  error
 	soon   time.Duration // since base, when the prefill of a should be over; 0 = nothing is predicted
@@ -36,27 +36,23 @@ type watch struct {
 	armed  time.Duration // since base, when the timer fires; 0 = it does not
 }
 
-// newWatch begins to wait; limit 0 = for ever.
-func newWatch(cancel func(cause error), limit time.Duration, cause error) *watch {
-	w := &watch{base: time.Now()}
-	w.start(cancel, limit, cause)
-	return w
-}
+// endable is what a watch ends.
+type endable interface{ end(cause error) }
 
-// start makes a watch at rest wait.
-func (w *watch) start(cancel func(cause error), limit time.Duration, cause error) {
+// start makes a watch at rest wait; limit 0 = for ever.
+func (w *watch) start(what endable, limit time.Duration, cause error, now time.Time) {
 	w.mu.Lock()
-	w.cancel = cancel
+	w.cancel = what
 	w.mu.Unlock()
 	w.paused.Store(false)
-	w.set(limit, cause)
+	w.set(limit, cause, now)
 }
 
 // set changes the limit and counts as progress.
-func (w *watch) set(limit time.Duration, cause error) {
+func (w *watch) set(limit time.Duration, cause error, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Since(w.base)
+	now := at.Sub(w.base)
 	w.limit, w.cause = limit, cause
 	w.last.Store(int64(now))
 	if w.cancel != nil && limit > 0 {
@@ -65,10 +61,10 @@ func (w *watch) set(limit time.Duration, cause error) {
 }
 
 // predict calls a.predicted after d, unless the watch is at rest by then.
-func (w *watch) predict(a *attempt, d time.Duration) {
+func (w *watch) predict(a *attempt, d time.Duration, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now := time.Since(w.base)
+	now := at.Sub(w.base)
 	w.a, w.soon = a, now+max(d, 1)
 	if w.armed == 0 || w.armed > w.soon+d/4 { // a guess need not be met to the millisecond
 		w.arm(w.soon, now)
@@ -125,12 +121,12 @@ func (w *watch) fire() {
 		a.predicted(time.Now())
 	}
 	if cancel != nil {
-		cancel(cause)
+		cancel.end(cause)
 	}
 }
 
 // due looks what is asked for now, and arms the timer for what is to come.
-func (w *watch) due() (cancel func(cause error), cause error, a *attempt) {
+func (w *watch) due() (cancel endable, cause error, a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := time.Since(w.base)

@@ -25,6 +25,8 @@ type wireDown struct {
 	close    bool // the connection ends after this answer
 	left     int64
 
+	now time.Time // when the head was made, until it is out
+
 	err       error
 	finished  bool
 	aborted   bool
@@ -66,7 +68,8 @@ func (d *wireDown) Head(h *ResponseHead, flush bool) error {
 		b = append(b, "Connection: keep-alive\r\n"...)
 	}
 	if !h.Header.Has("date") {
-		b = appendDate(b)
+		d.now = time.Now()
+		b = appendDate(b, d.now)
 	}
 	d.out = append(b, '\r', '\n')
 	if flush {
@@ -162,7 +165,11 @@ func (d *wireDown) flush() error {
 		d.rest()
 		return d.err
 	}
-	d.deadline(time.Now())
+	now := d.now
+	if d.now = (time.Time{}); now.IsZero() {
+		now = time.Now()
+	}
+	d.deadline(now)
 	_, d.err = d.c.nc.Write(d.out)
 	d.rest()
 	return d.err

@@ -44,3 +44,20 @@ func TestEndedBodyLeavesItsConnection(t *testing.T) {
 		assert.Equal(t, 1, f.conns[0].seen, "over one connection")
 	})
 }
+
+// requestAllocs is what a small request may allocate: its context, its attempt, its body, its id, the hashes of its
+// prompt, and what the choice makes.
+const requestAllocs = 8
+
+func TestRequestAllocations(t *testing.T) {
+	if raceOn {
+		t.Skip("the race detector allocates")
+	}
+	reply := []byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+	s, _ := onScript(t, func() ([]byte, error) { return reply, nil })
+	req := chatRequest(2048, false)
+	serveScript(s, req, 100)
+	const n = 100
+	got := testing.AllocsPerRun(5, func() { serveScript(s, req, n) }) / n
+	assert.LessOrEqual(t, got, float64(requestAllocs)+0.5)
+}

@@ -30,8 +30,7 @@ type dateLine struct {
 
 var dateNow atomic.Pointer[dateLine]
 
-func appendDate(b []byte) []byte {
-	now := time.Now()
+func appendDate(b []byte, now time.Time) []byte {
 	d := dateNow.Load()
 	if d == nil || d.second != now.Unix() {
 		d = &dateLine{now.Unix(), "Date: " + now.UTC().Format(http.TimeFormat) + "\r\n"}
