@@ -11,13 +11,38 @@ import (
 // be had. Again changes the share.
 func Quota(p *Process, share float64) (reason string) {
 	p.t.Helper()
-	dir := fmt.Sprintf("/sys/fs/cgroup/cpu/grapevine-e2e-%d", p.Pid())
-	quota, period := "cpu.cfs_quota_us", fmt.Sprint(int(share*100_000))
+	quota, value := "cpu.cfs_quota_us", fmt.Sprint(int(share*100_000))
 	if !exists("/sys/fs/cgroup/cpu/cpu.cfs_period_us") {
-		dir = fmt.Sprintf("/sys/fs/cgroup/grapevine-e2e-%d", p.Pid())
-		quota, period = "cpu.max", fmt.Sprintf("%d 100000", int(share*100_000))
+		quota, value = "cpu.max", fmt.Sprintf("%d 100000", int(share*100_000))
 	}
-	return limit(p, dir, quota, period)
+	return limit(p, group(p), quota, value)
+}
+
+// group is the control group of a process that Quota holds.
+func group(p *Process) string {
+	base := "/sys/fs/cgroup"
+	if exists("/sys/fs/cgroup/cpu/cpu.cfs_period_us") {
+		base = "/sys/fs/cgroup/cpu"
+	}
+	return fmt.Sprintf("%s/grapevine-e2e-%d", base, p.Pid())
+}
+
+// Spin starts n endless loops that share what Quota left to the process; it returns how to end them.
+func (s *Stage) Spin(p *Process, n int) (end func()) {
+	s.t.Helper()
+	var list []*Process
+	for i := range n {
+		x := s.Start(fmt.Sprintf("spin%d", i), nil, "sh", "-c", "while :; do :; done")
+		if err := os.WriteFile(filepath.Join(group(p), "cgroup.procs"), []byte(fmt.Sprint(x.Pid())), 0o644); err != nil {
+			s.t.Fatal(err)
+		}
+		list = append(list, x)
+	}
+	return func() {
+		for _, x := range list {
+			x.Kill()
+		}
+	}
 }
 
 func exists(path string) bool {
