@@ -7,14 +7,19 @@
 //
 // Up to 128 peers all get a record directly, at most 400 packets/s and 32 KiB/s an agent. Beyond that each agent sends to
 // the 64 before it on a ring, so everybody hears 64 freshly, and the rest comes through a gossip queue in which a newer
-// record of a member replaces the older one. Measured with 131 members in memory: heard ones are 0.1 s old in the median
-// (p99 0.25 s), the others 1.0 s (2.6 s); with 300 in the large profile 0.14 s (0.41 s) and 3.4 s (23 s).
+// record of a member replaces the older one. The queue has packets of its own, 48 KiB/s of them: behind Serf's news of
+// joins and leaves it would starve. Measured in memory: with 131 members the heard ones are 0.13 s old in the median (p99
+// 0.24 s), the others 0.7 s (1.8 s); with 300 in the large profile 0.14 s (0.43 s) and 1.2 s (3.0 s).
 //
-// On paper, lan profile with a key, for 1,000 and 10,000 members: direct records 32 KB/s at either size; the queue at most
-// 30 packets/s or 36 KB/s, which turns over once in 10 s and in 80 s; a state exchange of 200 bytes a member each 60 s
-// and each 100 s, that is 7 and 40 KB/s; a dead member is known after 7 s and after 10 s (its records stop at once); the
-// tables here take about 0.5 MB and 5 MB. A cluster of 10,000 works, then, with 64 fresh candidates an agent, but two
-// clusters of 5,000 choose as well for less.
+// On paper, with a key, for 1,000 and 10,000 members. Direct records: 32 KiB/s at either size. The queue: 48 KiB/s, 760
+// records/s at most; at 1,000 members each puts one in every 6 s, so that the others' are 4 s old in the median and 10 s at
+// p99. From 3,300 on the least rate, one in 20 s, asks for more than the queue carries: at 10,000 a record goes out 1.5 times
+// at each member instead of 4, reaches about half of them, and is some 30 s old. A state exchange is 200 bytes a member both
+// ways, each 60 s (lan) to 180 s (large) at 1,000 and each 100 to 300 s at 10,000: 7 and 40 KB/s at most. A dead member is
+// known after 7 s and after 10 s; its records stop at once. The tables here take about 0.5 MB and 5 MB. Membership is what
+// costs CPU: each join and leave reaches everybody some 16 times, so 1,000 agents that start together handle 16 million
+// messages twice over, about 0.2 s of a core for each agent, and 10,000 that start together 2 s each. A cluster of 10,000 works,
+// then, with 64 fresh candidates an agent and little idea of the others; clusters of at most 3,000 choose as well for less.
 //
 // A [Node] is built by [New], which binds the sockets, and works in [Node.Run], which joins, joins again, publishes, and
 // on the end of its context says goodbye, leaves and closes all. Nothing here holds readiness back: an agent that
