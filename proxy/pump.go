@@ -84,7 +84,7 @@ func (m *pump) take(p []byte) bool {
 	pass, progress, stop := x.piece(m.a, m.w, p[:n], true, now)
 	m.stop = stop
 	if len(pass) > 0 {
-		m.unsent, m.progress = !m.down.writeNow(pass, now), progress
+		m.unsent, m.progress = !m.down.writeNow(pass), progress
 		x.p.metrics.bytesOut.Add(uint64(len(pass)))
 	}
 	if progress && !m.unsent {

@@ -176,7 +176,7 @@ func (d *wireDown) flush() error {
 }
 
 // writeNow writes a piece as far as the client takes it without a wait. False: flush must write the rest.
-func (d *wireDown) writeNow(p []byte, now time.Time) (whole bool) {
+func (d *wireDown) writeNow(p []byte) (whole bool) {
 	if d.err != nil {
 		return true
 	}
@@ -186,7 +186,6 @@ func (d *wireDown) writeNow(p []byte, now time.Time) (whole bool) {
 	} else {
 		d.out = append(d.out, p...)
 	}
-	d.deadline(now)
 	n, err := d.c.nc.(*sock).writeNow(d.out)
 	if err == nil && n < len(d.out) {
 		d.out = d.out[:copy(d.out, d.out[n:])]

@@ -37,10 +37,11 @@ type sock struct {
 	lf    func(fd uintptr) // of look
 
 	// For pump and writeNow.
-	pf, of func(fd uintptr) bool
-	sink   func(p []byte) bool
-	ends   atomic.Pointer[hangups] // tells us of the other side's end; nil = it was not asked to
-	over   atomic.Bool             // that has come: what was sent before it can be read, without a wait
+	pf   func(fd uintptr) bool
+	of   func(fd uintptr)
+	sink func(p []byte) bool
+	ends atomic.Pointer[hangups] // tells us of the other side's end; nil = it was not asked to
+	over atomic.Bool             // that has come: what was sent before it can be read, without a wait
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -172,12 +173,23 @@ func (s *sock) pumpNow(fd uintptr) bool {
 	}
 }
 
-// writeNow writes what can be written without a wait.
+// writeNow writes what can be written without a wait, and so without looking at the deadline.
 func (s *sock) writeNow(p []byte) (int, error) {
 	if s.of == nil {
-		s.of = func(fd uintptr) bool { s.write(fd); return true }
+		s.of = func(fd uintptr) { s.write(fd) }
 	}
-	return s.writeBy(s.of, p)
+	c := &s.out
+	c.p, c.n, c.err = p, 0, nil
+	err := s.raw.Control(s.of)
+	c.p = nil
+	return c.n, s.writeError(err)
+}
+
+func (s *sock) writeError(err error) error {
+	if err == nil && s.out.err != nil {
+		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", s.out.err)}
+	}
+	return err
 }
 
 // Read implements net.Conn.
@@ -223,18 +235,11 @@ func (s *sock) Write(p []byte) (int, error) {
 	if len(p) > shortCall {
 		return s.Conn.Write(p)
 	}
-	return s.writeBy(s.out.f, p)
-}
-
-func (s *sock) writeBy(f func(fd uintptr) bool, p []byte) (int, error) {
 	c := &s.out
 	c.p, c.n, c.err = p, 0, nil
-	err := s.raw.Write(f)
+	err := s.raw.Write(c.f)
 	c.p = nil
-	if err == nil && c.err != nil {
-		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
-	}
-	return c.n, err
+	return c.n, s.writeError(err)
 }
 
 // ask sends p and waits until there is something to read. The wait begins before the write, so that the answer cannot come
