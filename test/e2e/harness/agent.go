@@ -69,7 +69,11 @@ func (s *Stage) agent(n int, engine string, inside []string, env ...Env) *Agent 
 // Start starts the process, again after an exit.
 func (a *Agent) Start() {
 	a.s.t.Helper()
-	argv := append(slices.Clone(a.inside), Build(a.s.t, a.s.program), "agent")
+	path := a.s.Binary
+	if path == "" {
+		path = Build(a.s.t, a.s.program)
+	}
+	argv := append(slices.Clone(a.inside), path, "agent")
 	a.Process = a.s.Start(fmt.Sprintf("agent%d", a.N), a.env, argv[0], argv[1:]...)
 }
 

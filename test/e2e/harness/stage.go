@@ -30,6 +30,9 @@ var stages atomic.Uint32
 // Stage is what one test starts. Its methods fail the test when something cannot be started, and must be called from the
 // goroutine of the test.
 type Stage struct {
+	// Binary is what agents are started from, for fleets of two builds; empty = the package that Program says.
+	Binary string
+
 	t       testing.TB
 	dir     string
 	net     [2]byte // the middle bytes of 127.x.y.n
