@@ -218,7 +218,9 @@ func checkPod(t *testing.T, name string, pod *corev1.PodSpec) {
 	}
 	s := c.SecurityContext
 	if assert.NotNil(t, s, name) {
-		assert.True(t, s.RunAsNonRoot != nil && *s.RunAsNonRoot, name)
+		socket := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasSuffix(m.MountPath, "pod-resources") })
+		assert.True(t, s.RunAsNonRoot != nil && *s.RunAsNonRoot != socket, "%s: root only where the kubelet's socket is read", name)
+		assert.True(t, s.RunAsUser != nil && (*s.RunAsUser == 0) == socket, name)
 		assert.True(t, s.ReadOnlyRootFilesystem != nil && *s.ReadOnlyRootFilesystem, name)
 		assert.True(t, s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation, name)
 		assert.True(t, s.Capabilities != nil && slices.Contains(s.Capabilities.Drop, "ALL"), name)

@@ -118,3 +118,28 @@ func TestDockerfile(t *testing.T) {
 	out, err := output(t, hadolint, "../../deploy/docker/Dockerfile")
 	assert.NoError(t, err, out)
 }
+
+// TestTwoBuildsAreTheSame: the command of the Dockerfile gives the same bytes in two folders. The image itself, built twice, is
+// for test/deploy/image/image.sh.
+func TestTwoBuildsAreTheSame(t *testing.T) {
+	b, err := os.ReadFile("../../deploy/docker/Dockerfile")
+	require.NoError(t, err)
+	m := regexp.MustCompile(`(?s)RUN (CGO_ENABLED=1 go build.*?[^\\])\n`).FindSubmatch(b)
+	require.NotNil(t, m, "the build's command")
+	here, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	there := t.TempDir()
+	out, err := output(t, "sh", "-c", `cd "$1" && git ls-files -co --exclude-standard -z | tar --null --ignore-failed-read -T - -cf - | tar -C "$2" -xf -`, "sh", here, there)
+	require.NoError(t, err, out)
+	var programs [2][]byte
+	for i, dir := range []string{here, there} {
+		program := filepath.Join(t.TempDir(), "grapevine")
+		out, err := output(t, "sh", "-c", "cd '"+dir+"' && VERSION=v0.0.0-test && "+strings.ReplaceAll(string(m[1]), "/out/grapevine", program))
+		require.NoError(t, err, out)
+		programs[i], err = os.ReadFile(program)
+		require.NoError(t, err)
+	}
+	assert.True(t, bytes.Equal(programs[0], programs[1]), "two builds differ: %d and %d bytes", len(programs[0]), len(programs[1]))
+	assert.False(t, bytes.Contains(programs[0], []byte(here)), "the folder is in the program")
+	t.Logf("%d bytes, twice", len(programs[0]))
+}

@@ -70,8 +70,8 @@ verify() {
   kustomize build "$ROOT/deploy/kustomize/example" > "$out/kustomize example.yaml"
   for f in "$out"/*.yaml; do
     if kubectl apply -n gv --dry-run=server --validate=strict -f "$f" > "$out/said" 2>&1; then
-      # Warnings name containers; ours may not be among them.
-      if grep -q 'Warning.*"grapevine"' "$out/said"; then echo "WARNED    $(basename "$f" .yaml)"; grep Warning "$out/said"; failed=1
+      # Warnings name containers; ours may not be among them, but where it reads the kubelet's socket as root.
+      if [[ $f != *[pP]od*esources* ]] && grep -q 'Warning.*"grapevine"' "$out/said"; then echo "WARNED    $(basename "$f" .yaml)"; grep Warning "$out/said"; failed=1
       else echo "accepted  $(basename "$f" .yaml): $(grep -c 'server dry run' "$out/said") objects"; fi
     else echo "REFUSED   $(basename "$f" .yaml)"; cat "$out/said"; failed=1; fi
   done
@@ -93,6 +93,16 @@ verify() {
     [ "$(kubectl get deployment -n gv -o jsonpath='{.items[0].spec.replicas}')" = 3 ] || { echo "the upgrade changed nothing"; failed=1; }
     helm uninstall llm -n gv >/dev/null && [ -z "$(kubectl get deployment -n gv -o name)" ] && echo "accepted  helm install, upgrade (same key, 3 replicas), uninstall" || failed=1
   else echo "REFUSED   helm install"; cat "$out/said"; failed=1; fi
+  # A chart of others, with the component as its post-renderer.
+  local their=$out/their post=$out/post
+  mkdir -p "$their/templates" "$post"; printf 'apiVersion: v2\nname: their\nversion: 1.0.0\n' > "$their/Chart.yaml"
+  cp "$ROOT/deploy/kustomize/example/vllm.yaml" "$their/templates/"; cp -r "$ROOT/deploy/kustomize/component" "$post/"
+  sed 's|vllm.yaml|all.yaml|; s|\.\./component|component|' "$ROOT/deploy/kustomize/example/kustomization.yaml" > "$post/kustomization.yaml"
+  printf '#!/bin/sh\ncd "%s" && cat > all.yaml && exec kustomize build .\n' "$post" > "$out/render"; chmod +x "$out/render"
+  if helm install their "$their" -n gv --post-renderer "$out/render" >/dev/null 2>"$out/said"; then
+    [ "$(kubectl get deployment -n gv -o jsonpath='{.items[0].spec.template.spec.initContainers[0].name}')" = grapevine ] || { echo "the component added no agent"; failed=1; }
+    helm uninstall their -n gv >/dev/null && echo "accepted  another chart with the component as post-renderer: install, the agent is there, uninstall"
+  else echo "REFUSED   post-renderer"; cat "$out/said"; failed=1; fi
   return $failed
 }
 "$CMD"
