@@ -54,8 +54,11 @@ type account struct {
 	rate  float64 // tokens/s; 0 = not known
 	bound float64 // tokens/s; the engine was seen to be at least so fast, by answers that came whole
 	blind int     // answers that came whole
-	step  float64 // seconds; 0 = not known
-	ttft  float64 // seconds; 0 = not known
+
+	blindSince  time.Time // start of the window for the bound by many answers
+	blindTokens int       // prompt tokens of the answers that began and came whole in it
+	step        float64   // seconds; 0 = not known
+	ttft        float64   // seconds; 0 = not known
 }
 
 // flight is one request at our own engine. Its methods are called at most once each but for steps, by the owner.
@@ -201,8 +204,8 @@ func (f *flight) sample() {
 	f.firstAt, f.steps = f.lastAt, 0
 }
 
-// done ends the request, once, however it ended.
-func (f *flight) done(now time.Time) {
+// done ends the request, once, however it ended; whole means that its answer came whole.
+func (f *flight) done(now time.Time, whole bool) {
 	defer f.pass.done(now)
 	f.sample()
 	a := f.a
@@ -211,9 +214,10 @@ func (f *flight) done(now time.Time) {
 	if f.over {
 		return
 	}
-	if (f.prompt || f.guess) && now.After(f.at) {
+	if (f.prompt || f.guess) && whole && now.After(f.at) {
 		a.bound = max(a.bound, float64(f.tokens)/now.Sub(f.at).Seconds())
 		a.blind++
+		a.seenBlind(f, now)
 	}
 	if f.prompt {
 		a.closeBusy(now)
@@ -232,6 +236,23 @@ func (f *flight) done(now time.Time) {
 	}
 	f.prev, f.next, f.life, f.watch = nil, nil, nil, nil
 	f.over = true
+}
+
+// seenBlind takes the bound that many answers give together: what began and came whole within a window was computed in
+// it. One answer alone says little of an engine that batches.
+func (a *account) seenBlind(f *flight, now time.Time) {
+	window := now.Sub(a.blindSince)
+	if window > 8*blindWindow { // a pause, or the first
+		a.blindSince, a.blindTokens = now, 0
+		return
+	}
+	if !f.at.Before(a.blindSince) {
+		a.blindTokens += f.tokens
+	}
+	if window >= blindWindow {
+		a.bound = max(a.bound, float64(a.blindTokens)/window.Seconds())
+		a.blindSince, a.blindTokens = now, 0
+	}
 }
 
 // blend moves old a share of the way to sample; the first sample counts whole.
@@ -279,6 +300,7 @@ func (a *account) sure() bool {
 const (
 	blindPrefillRate = 8000 // prompt tokens/s
 	blindAnswers     = 20
+	blindWindow      = 100 * time.Millisecond
 )
 
 // believed is the prefill rate that predictions go by, in prompt tokens/s; the lock is held.

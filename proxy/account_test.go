@@ -28,7 +28,7 @@ func serial(tokensPerSecond float64, prompts []int, together int) Load {
 			f.first(now)
 		}
 		for _, f := range fs {
-			f.done(now)
+			f.done(now, true)
 		}
 		now = now.Add(time.Second) // idle time is not the engine's
 		prompts = prompts[n:]
@@ -69,7 +69,7 @@ func TestDecodeStepIsLearned(t *testing.T) {
 	}
 	require.True(t, a.load().DecodeStep.OK, "while the stream still runs")
 	assert.InDelta(t, 25e6, float64(a.load().DecodeStep.V), 1e5)
-	f.done(now)
+	f.done(now, true)
 	assert.EqualValues(t, 100, a.load().Tokens)
 }
 
@@ -94,8 +94,8 @@ func TestFlightEndsOnce(t *testing.T) {
 			assert.Equal(t, 1, l.Running, steps)
 			assert.Zero(t, l.PendingTokens, steps)
 		}
-		f.done(now)
-		f.done(now)
+		f.done(now, true)
+		f.done(now, true)
 		l := a.load()
 		assert.Zero(t, l.Running+l.Waiting+l.PendingTokens, steps)
 	}
@@ -155,4 +155,37 @@ func TestUnstreamedPromptLeavesByPrediction(t *testing.T) {
 		assert.False(t, l.PrefillRate.OK || l.TTFT.OK, "nothing is learned from it")
 		f.idle()
 	})
+}
+
+// An engine that batches answers many prompts at once: what one of them shows is a small part of its speed.
+func TestBlindAnswersTogetherShowTheRate(t *testing.T) {
+	var a account
+	now := time.Unix(1000, 0)
+	for range 40 {
+		var fs []*flight
+		for range 64 {
+			f := new(flight)
+			a.start(f, 500, now)
+			fs = append(fs, f)
+		}
+		now = now.Add(10 * time.Millisecond)
+		for _, f := range fs {
+			f.done(now, true)
+		}
+	}
+	rate, _ := a.speed()
+	assert.InEpsilon(t, 64*500/0.010, rate, 0.15)
+}
+
+func TestAnswerThatDidNotComeWholeShowsNothing(t *testing.T) {
+	var a account
+	now := time.Unix(1000, 0)
+	for range 40 {
+		f := new(flight)
+		a.start(f, 100_000, now)
+		now = now.Add(time.Millisecond)
+		f.done(now, false) // refused, or the client went away
+	}
+	rate, _ := a.speed()
+	assert.EqualValues(t, defaultPrefillRate, rate)
 }

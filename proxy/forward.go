@@ -161,7 +161,7 @@ func (a *attempt) end(o routing.Outcome, now time.Time) {
 	}
 	a.peer.Done(o, left, now)
 	if a.flight != nil {
-		a.flight.done(now)
+		a.flight.done(now, o == routing.OutcomeOK)
 		a.p.suspicion.note(o, now)
 	}
 }
