@@ -360,3 +360,58 @@ func TestResetAnswers(t *testing.T) {
 	}
 	assert.Zero(t, agents[1].Load().Running+agents[1].Load().Waiting)
 }
+
+// A kept connection that has ended, or on which something waits that nobody asked for, is found out before anything is
+// written to it: the request goes over another one at once, which is no replay.
+func TestKeptConnectionIsLookedAtBeforeUse(t *testing.T) {
+	for name, leave := range map[string]func(c net.Conn){
+		"ended": func(c net.Conn) { _ = c.Close() },
+		"talked": func(c net.Conn) {
+			_, _ = io.WriteString(c, "HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer l.Close()
+			var conns atomic.Int32
+			left := make(chan struct{}, 8)
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					defer c.Close()
+					conns.Add(1)
+					go func() {
+						r, err := http.ReadRequest(bufio.NewReader(c))
+						if err != nil {
+							return
+						}
+						_, _ = io.Copy(io.Discard, r.Body)
+						_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+						time.Sleep(20 * time.Millisecond) // the answer is taken in before
+						leave(c)
+						left <- struct{}{}
+					}()
+				}
+			}()
+			_, _, agents := realPair(t, &url.URL{Scheme: "http", Host: l.Addr().String()}, nil)
+			for i := range 3 {
+				if i > 0 {
+					<-left
+					time.Sleep(20 * time.Millisecond) // what it did has arrived
+				}
+				x := &Outgoing{Method: "POST", Target: "/v1/chat/completions", Host: "x"}
+				a, err := agents[0].engine.Send(t.Context(), x)
+				require.NoError(t, err)
+				b, err := io.ReadAll(a.Body)
+				require.NoError(t, err)
+				assert.Equal(t, "{}", string(b))
+				require.NoError(t, a.Body.Close())
+			}
+			assert.EqualValues(t, 3, conns.Load())
+		})
+	}
+}
