@@ -23,6 +23,17 @@ type headBuf struct {
 
 // more reads once.
 func (h *headBuf) more(from io.Reader) error {
+	if s, ok := from.(*sock); ok && h.buf == nil {
+		b, n, err := s.lend(&headPieces, -1)
+		switch {
+		case n > 0:
+			h.buf, h.r, h.w = b, 0, n
+			return nil
+		case b != nil:
+			headPieces.Put(b)
+		}
+		return err
+	}
 	if h.buf == nil {
 		h.hold(headPiece)
 	}

@@ -87,9 +87,15 @@ func (c *wireServerConn) serve() {
 	c.drop()
 }
 
-// one serves a request. It returns false when the connection is over or has another owner (then nc is nil).
+// one waits for a request and serves it. It returns false when the connection is over or has another owner (then nc is
+// nil). The wait has little on its stack, so that the next collection makes that of a silent connection small.
 func (c *wireServerConn) one() (more bool) {
 	n, err := c.readHead()
+	return c.request(n, err)
+}
+
+// request serves the request whose head is the next n bytes.
+func (c *wireServerConn) request(n int, err error) (more bool) {
 	c.serving.Store(true)
 	defer func() {
 		c.since.Store(time.Now().UnixNano())
