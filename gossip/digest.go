@@ -6,10 +6,7 @@ import "github.com/grapevine-lb/grapevine/routing"
 // its sequence, and peers beyond the watch set, fetch the whole digest over the peer port. Callers send at most one a
 // second. On the wire: type byte, version and kind, then the delta's own form, at most 256 bytes in all.
 func (n *Node) SendDelta(d *routing.Delta) {
-	msg := d.Append([]byte{messageType, recordVersion<<4 | kindDigest})
-	for _, t := range *n.book.direct.Load() {
-		n.sendTo(t, msg)
-	}
+	n.sendMany(d.Append([]byte{messageType, recordVersion<<4 | kindDigest}))
 }
 
 // receiveDelta takes a delta of a known member; b is the message without the type byte. It reports whether b was one.

@@ -168,19 +168,38 @@ func (n *Node) publish(ctx context.Context) {
 // sendAll sends a record to its targets.
 func (n *Node) sendAll(r *routing.Report) {
 	n.stats.records.Add(1)
-	msg := EncodeReport([]byte{messageType}, r)
+	n.sendMany(EncodeReport([]byte{messageType}, r))
+}
+
+// sendMany sends one message to all that get our records directly.
+func (n *Node) sendMany(msg []byte) {
+	packet, err := n.packet(msg)
+	if err != nil {
+		n.stats.failed.Add(1)
+		return
+	}
 	for ts := range slices.Chunk(*n.book.direct.Load(), 32) {
 		began := time.Now()
 		for _, t := range ts {
-			n.sendTo(t, msg)
+			n.sendPacket(t, packet)
 		}
 		n.effort.sent(len(ts), time.Since(began))
 		runtime.Gosched() // a long fan-out should not hold up a request
 	}
 }
 
+// sendTo sends a message to one member.
 func (n *Node) sendTo(t target, msg []byte) {
-	if err := n.serf.Memberlist().SendToAddress(t.addr, msg); err != nil {
+	packet, err := n.packet(msg)
+	if err != nil {
+		n.stats.failed.Add(1)
+		return
+	}
+	n.sendPacket(t, packet)
+}
+
+func (n *Node) sendPacket(t target, packet []byte) {
+	if _, err := n.hook.WriteToAddress(packet, t.addr); err != nil {
 		n.stats.failed.Add(1)
 		return
 	}

@@ -1,8 +1,6 @@
 package gossip
 
 import (
-	"crypto/aes"
-	"crypto/cipher"
 	"fmt"
 	"log/slog"
 	"net"
@@ -20,10 +18,6 @@ const (
 	strangersEvery = 100 * time.Millisecond // packets of unknown origin that are looked at, at most one each
 	translateCheck = 30 * time.Second       // between two tries of one member
 	translateDial  = time.Second
-
-	labelHeader = 244 // first byte of a labelled packet, then length and label
-	userMessage = 8   // first byte of memberlist's user messages
-	sealVersion = 1   // first byte of a packet under a key, then 12 bytes of nonce
 )
 
 // strangers looks at packets that come from no member's address.
@@ -69,8 +63,7 @@ func (n *Node) stranger(b []byte, from netip.AddrPort) {
 	n.wg.Go(func() { n.checkTranslated(m, ip) })
 }
 
-// sender returns the boot id of the record in a packet, if it is one that we can read. This is memberlist's form of a
-// packet; should it change, nobody is found any more, and nothing else happens.
+// sender returns the boot id of the record in a packet (see packet for its form), if it is one that we can read.
 func (n *Node) sender(b []byte) (boot uint64, ok bool) {
 	label := n.cfg.Cluster
 	if label != "" {
@@ -89,27 +82,6 @@ func (n *Node) sender(b []byte) (boot uint64, ok bool) {
 	}
 	r, err := DecodeReport(b[2:])
 	return r.Boot, err == nil
-}
-
-// open decrypts a packet with any key of the ring.
-func (r *ring) open(b, label []byte) ([]byte, bool) {
-	if len(b) < cryptBytes || b[0] != sealVersion {
-		return nil, false
-	}
-	for _, k := range r.ml.GetKeys() {
-		block, err := aes.NewCipher(k)
-		if err != nil {
-			return nil, false
-		}
-		gcm, err := cipher.NewGCM(block)
-		if err != nil {
-			return nil, false
-		}
-		if plain, err := gcm.Open(nil, b[1:1+gcm.NonceSize()], b[1+gcm.NonceSize():], label); err == nil {
-			return plain, true
-		}
-	}
-	return nil, false
 }
 
 // checkTranslated tries the advertised address of a member whose records come from elsewhere.

@@ -147,39 +147,57 @@ func TestProcesses(t *testing.T) {
 	judge(t, p, times[len(times)-1] <= 8*time.Second, "the kill was known after %v", times)
 }
 
-// One of ten agents has half a core, and shares it with 20 endless loops, then with 100. With 20 nobody is found dead; with 100 it may
-// be, and comes back; nobody else is.
+// One of ten agents gets little of the CPU: first it is held to a twentieth and to a hundredth of a core, then it has half a
+// core and shares it with 20 endless loops, and with 100. With 100 it may be found dead, and comes back; nobody else is.
 func TestStarved(t *testing.T) {
 	longOnly(t)
-	s, agents := ten(t)
-	victim := agents[9]
+	for _, way := range []struct {
+		name  string
+		steps []starving
+	}{{"quota", []starving{{0.05, 0}, {0.01, 0}}}, {"loops", []starving{{0.5, 20}, {0.5, 100}}}} {
+		t.Run(way.name, func(t *testing.T) {
+			s, agents := ten(t)
+			victim := agents[9]
+			p := startPulse(t)
+			var text []string
+			for _, step := range way.steps {
+				text = append(text, step.run(t, s, agents, victim, p))
+			}
+			gossiptest.Figure(t, 11, "10 real agents, one with %s", strings.Join(text, "; "))
+		})
+	}
+}
+
+// starving is a share of one core and so many loops beside the agent in it.
+type starving struct {
+	share float64
+	loops int
+}
+
+func (x starving) run(t *testing.T, s *harness.Stage, agents []*harness.Agent, victim *harness.Agent, p *pulse) string {
+	t.Helper()
 	name := nodeName(t, victim)
-	if reason := harness.Quota(victim.Process, 0.5); reason != "" {
+	if reason := harness.Quota(victim.Process, x.share); reason != "" {
 		t.Skip(reason)
 	}
-	var text []string
-	p := startPulse(t)
-	for _, loops := range []int{20, 100} {
-		marks := mark(agents)
-		end := s.Spin(victim.Process, loops)
-		time.Sleep(25 * time.Second)
-		end()
-		own, foreign := 0, 0
-		for _, a := range agents {
-			for _, line := range failed.FindAllString(a.Log()[marks[a]:], -1) {
-				if strings.HasSuffix(line, name) {
-					own++
-				} else if a != victim { // a starved one may take others for dead
-					foreign++
-				}
+	marks := mark(agents)
+	end := s.Spin(victim.Process, x.loops)
+	time.Sleep(25 * time.Second)
+	end()
+	own, foreign := 0, 0
+	for _, a := range agents {
+		for _, line := range failed.FindAllString(a.Log()[marks[a]:], -1) {
+			if strings.HasSuffix(line, name) {
+				own++
+			} else if a != victim { // a starved one may take others for dead
+				foreign++
 			}
 		}
-		text = append(text, fmt.Sprintf("%d loops for 25 s: %d failed events about it, %d about others", loops, own, foreign))
-		judge(t, p, foreign == 0, "%d healthy agents found dead", foreign)
-		judge(t, p, loops != 20 || own == 0, "found dead %d times beside 20 loops", own)
-		began := time.Now()
-		harness.Eventually(t, 20*time.Second, "all fresh again", func() bool { return fresh(agents) })
-		text = append(text, fmt.Sprintf("all fresh %v later", time.Since(began).Round(10*time.Millisecond)))
 	}
-	gossiptest.Figure(t, 11, "10 real agents, one with half a core, shared with %s", strings.Join(text, ", "))
+	judge(t, p, foreign == 0, "%d healthy agents found dead", foreign)
+	judge(t, p, x.loops > 20 || own == 0, "found dead %d times with %.0f %% of a core beside %d loops", own, 100*x.share, x.loops)
+	began := time.Now()
+	harness.Eventually(t, 20*time.Second, "all fresh again", func() bool { return fresh(agents) })
+	return fmt.Sprintf("%.0f %% of a core for 25 s beside %d loops: %d failed events about it, %d about others, all fresh %v later",
+		100*x.share, x.loops, own, foreign, time.Since(began).Round(10*time.Millisecond))
 }
