@@ -47,13 +47,14 @@ type Gate struct {
 // Room reports whether the engine could start a request of that many prompt tokens now that has been held for waited:
 // a slot is free, the KV cache has room, and at most so many prompt tokens are pending:
 //
-//	max(min(max(30 ms·R, 64), 800), max(1.5·step, 5 ms)·R), growing to max(8192, 750 ms·R) while it waits 0.5 s
+//	max(min(max(30 ms·R, 64), 800), min(1.5·step·R, 8192), 5 ms·R), growing to max(8192, 750 ms·R) while it waits 0.5 s
 func (g *Gate) Room(tokens int, waited time.Duration) bool {
 	if g.AtEngine+g.Foreign == 0 {
 		return true // nothing is there: whatever the pages say, it cannot get better
 	}
 	patience := min(1, max(0, waited.Seconds()/GatePatience.Seconds()))
-	least := max(min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost), min(g.Rate*max(gateSteps*g.Step, gateShort.Seconds()), gateBudget))
+	least := max(min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost), min(g.Rate*gateSteps*g.Step, gateBudget),
+		g.Rate*gateShort.Seconds())
 	most := max(gateBudget, g.Rate*gateMuch.Seconds())
 	if float64(g.Pending) > least+patience*(most-least) {
 		return false
