@@ -58,6 +58,10 @@ var commands = []struct {
 	{`GRAPEVINE_PORT_BASE=9010 GRAPEVINE_GOSSIP_LISTEN=127.0.0.1:9013 GRAPEVINE_ENGINE_URL=http://127.0.0.1:8001 GRAPEVINE_JOIN=127.0.0.1:9003 ./grapevine agent`,
 		how{background: "http://127.0.0.1:9012/readyz"}},
 	{`GRAPEVINE_GOSSIP_KEY_FILE=key GRAPEVINE_JOIN=replicas.example.org ./grapevine agent`, how{background: "http://127.0.0.1:8082/readyz"}},
+	{`./grapevine keygen > new && ./grapevine keys install new`, how{say: "1 of 1"}},
+	{`./grapevine keys`, how{say: "READ BY"}},
+	{`./grapevine keys remove OLD_ID`, how{say: "1 of 1", // it is refused until the new one is sent with
+		as: `for i in 1 2 3 4 5; do ./grapevine keys remove $(./grapevine keys | awk 'NR==3 { print $1 }') && exit; sleep 1; done; exit 1`}},
 	{`curl http://127.0.0.1:9000/v1/chat/completions …`, how{say: `"content"`,
 		as: `curl -sS http://127.0.0.1:9000/v1/chat/completions -H 'content-type: application/json' -H 'x-request-id: asked' -d '{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":3}'`}},
 	{`./grapevine status --help`, how{say: "-json"}},
