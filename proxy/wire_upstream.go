@@ -214,7 +214,7 @@ var errStale = errors.New("the kept connection has ended")
 func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 	s, asks := c.nc.(*sock)
 	kept, whole := r.Body.(*bodyReader)
-	whole = whole && r.Length >= 0 && r.Length <= writeAside && kept.b.complete()
+	whole = whole && r.Length >= 0 && kept.b.complete()
 	asks = asks && (r.Body == nil || whole && r.Length <= oneWrite-headPiece)
 	if c.used && !asks && !quiet(c.nc) {
 		return nil, errStale
@@ -244,7 +244,7 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 		_, err = c.nc.Write(b)
 		return nil, err
 	}
-	if whole {
+	if whole && r.Length <= writeAside {
 		defer kept.Close()
 		if len(b)+int(r.Length) <= oneWrite {
 			for _, blk := range kept.b.blocks {
@@ -265,7 +265,14 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 	go func() {
 		defer close(done)
 		defer body.Close()
-		if c.writeBody(head, body, length) != nil {
+		var err error
+		if whole { // nobody else closes it, so the blocks stay
+			vec := append(net.Buffers{head}, kept.b.blocks...)
+			_, err = vec.WriteTo(plainConn(c.nc))
+		} else {
+			err = c.writeBody(head, body, length)
+		}
+		if err != nil {
 			// What was announced did not come: the engine must not wait for the rest of it. Reads go on, for an
 			// early answer.
 			if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
