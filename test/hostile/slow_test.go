@@ -43,6 +43,14 @@ func p99Of(t *testing.T, addr string, n int) time.Duration {
 	return took[n*99/100]
 }
 
+// jitter is what a busy machine alone may cost at the 99th percentile. With -long the machine is to be quiet.
+func jitter() time.Duration {
+	if *long {
+		return 20 * time.Millisecond
+	}
+	return 150 * time.Millisecond
+}
+
 // Slow clients (2,000 with -long, else 300) that drip their heads, and readers that read nothing, do not slow a good client,
 // and at the limit of connections good ones still come in.
 func TestSlowClients(t *testing.T) {
@@ -81,7 +89,7 @@ func TestSlowClients(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	t.Logf("%d slow clients: p99 %v calm, %v under them; heap grown by %d KiB", n, calm, under, grown>>10)
-	assert.Less(t, under, max(2*calm, 150*time.Millisecond), "calm p99 %v", calm)
+	assert.Less(t, under, max(2*calm, jitter()), "calm p99 %v", calm)
 	assert.Less(t, grown, int64(n)*40<<10, "bytes for each slow client")
 	assert.NotZero(t, r.proxy.Metrics().Refusals["max_connections"], "the limit was reached")
 }
@@ -219,7 +227,7 @@ func TestStalledReaders(t *testing.T) {
 	assert.Eventually(t, func() bool { return r.proxy.Inflight() == 0 }, 30*time.Second, 20*time.Millisecond, "their hang-up ends all")
 	engine.Close()
 	t.Logf("%d stalled readers: p99 %v calm, %v under them; heap grown by %d KiB, the engine's side in it", n, calm, under, grown>>10)
-	assert.Less(t, under, max(2*calm, 150*time.Millisecond), "calm p99 %v", calm)
+	assert.Less(t, under, max(2*calm, jitter()), "calm p99 %v", calm)
 	assert.Less(t, grown, int64(n)*256<<10)
 }
 
