@@ -201,6 +201,9 @@ func (r *rig) work(d time.Duration) (direct, background []time.Duration, quality
 }
 
 // 100 agents run where the change is tested; 300 and 1,000 take minutes. Bounds in fake time; wall time and memory are printed.
+// Measured with 300: 2.1 s from the last start until all see all, a tenth rolled in 6 s and settled 1.3 s later, 388 MB of heap,
+// some 2 minutes of one core. With 1,000 the start alone takes 8 to 9 minutes of a core, since every join is told to
+// everybody some 16 times, and 3.3 GB were in use when 866 had started (6 min 11 s of CPU; that run was not finished).
 func TestRig(t *testing.T) {
 	for _, tc := range []struct {
 		n             int
