@@ -17,7 +17,7 @@ const (
 	// lessonBytes is the least prompt that teaches: the template around a shorter one would count as its text.
 	lessonBytes = 256
 	// A ratio beyond these is a broken usage and no tokenizer.
-	leastPerToken, mostPerToken = 0.5, 16.0
+	leastPerToken, mostPerToken = 0.1, 16.0
 	leastPerMedia, mostPerMedia = 1.0, 100_000.0
 	lessonSlots                 = 42 // of output lengths, two for each doubling: up to 2^20 tokens
 )
@@ -47,17 +47,17 @@ type lesson struct {
 	count         float64
 }
 
-// note takes the usage of an answer that came whole.
-func (l *lessons) note(model string, k *Peek, u *replyUsage) {
+// note takes the usage of an answer that came whole, and returns what is known about the model's prompts now.
+func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken routing.Opt[float64]) {
 	if !u.Prompt.OK && !u.Completion.OK {
-		return
+		return bytesPerToken
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := l.models[model]
 	if m == nil {
 		if len(l.models) >= lessonModels {
-			return
+			return bytesPerToken
 		}
 		if l.models == nil {
 			l.models = map[string]*lesson{}
@@ -87,6 +87,7 @@ func (l *lessons) note(model string, k *Peek, u *replyUsage) {
 		m.count = m.count*fade + 1
 		m.outputs[outputSlot(n.V)]++
 	}
+	return m.perToken()
 }
 
 // defaultPerToken is the number of bytes that a token is believed to have before anything is learned.

@@ -1,16 +1,19 @@
 package proxy
 
 import (
+	"cmp"
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/binary"
+	"math"
 	"math/bits"
+	"sync/atomic"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // Prompts are compared by hashes of their growing prefixes. A block is 512 tokens, taken as 2,048 bytes of
-// prompt text; the hash of a prefix of k blocks is a chain over the k content hashes:
+// prompt text (but see fit); the hash of a prefix of k blocks is a chain over the k content hashes:
 //
 //	c(0) = F(model, adapter, template arguments, cache_salt)
 //	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits
@@ -28,7 +31,24 @@ const (
 type PrefixSalt struct {
 	chain [32]byte
 	lanes [4]uint64
+	block atomic.Int64 // bytes of a block, if not blockBytes
 }
+
+// fit makes a block 512 tokens' worth of bytes where a byte of text is more than a token, as no tokenizer has it but
+// simulated ones do. Only powers of two are used, so that all agents that see the same answers soon use the same.
+// Everything else keeps blockBytes, whatever its language: two agents that learn differently must not disagree.
+func (s *PrefixSalt) fit(bytesPerToken float64) {
+	size := int64(blockBytes)
+	if bytesPerToken < 1 {
+		size = int64(max(stripeBytes, routing.PrefixBlockTokens*math.Exp2(math.Round(math.Log2(bytesPerToken)))))
+	}
+	if s.block.Load() != size {
+		s.block.Store(size)
+	}
+}
+
+// blockSize returns the bytes of a block.
+func (s *PrefixSalt) blockSize() int { return int(cmp.Or(s.block.Load(), blockBytes)) }
 
 // NewPrefixSalt derives a salt from a cluster key. An empty key is allowed (a cluster without one).
 func NewPrefixSalt(key []byte) *PrefixSalt {
@@ -76,6 +96,7 @@ const (
 type blockHash struct {
 	salt   *PrefixSalt
 	lanes  [4]uint64
+	size   int // bytes of a block
 	n      int // bytes in buf
 	fill   int // bytes of the current block that went into lanes
 	blocks []uint64
@@ -86,7 +107,7 @@ type blockHash struct {
 func (h *blockHash) reset() {
 	h.n, h.fill, h.blocks = 0, 0, h.blocks[:0]
 	if h.salt != nil {
-		h.lanes = h.salt.lanes
+		h.lanes, h.size = h.salt.lanes, h.salt.blockSize()
 	}
 }
 
@@ -149,7 +170,7 @@ func (h *blockHash) writeUint(v uint64) {
 // stripes takes whole stripes and closes blocks on the way.
 func (h *blockHash) stripes(p []byte) {
 	for len(p) > 0 {
-		part := p[:min(len(p), blockBytes-h.fill)]
+		part := p[:min(len(p), h.size-h.fill)]
 		p = p[len(part):]
 		h.fill += len(part)
 		k := &h.salt.lanes
@@ -163,7 +184,7 @@ func (h *blockHash) stripes(p []byte) {
 			part = part[stripeBytes:]
 		}
 		h.lanes = [4]uint64{l0, l1, l2, l3}
-		if h.fill == blockBytes {
+		if h.fill == h.size {
 			if len(h.blocks) < maxBlocks {
 				h.blocks = append(h.blocks, h.sum())
 			}

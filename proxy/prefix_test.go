@@ -252,3 +252,21 @@ func BenchmarkPeek(b *testing.B) {
 		}
 	}
 }
+
+// Where a byte is four tokens, as with simulated engines, a block shrinks with it, so that prefixes are still found.
+func TestBlockFitsTheTokenizer(t *testing.T) {
+	salt := NewPrefixSalt([]byte("k"))
+	blocks := func() int {
+		h := blockHash{salt: salt}
+		h.reset()
+		h.write(bytes.Repeat([]byte("0123456789abcdef"), 256)) // 4,096 bytes
+		return len(h.blocks)
+	}
+	for _, c := range []struct {
+		perToken float64
+		blocks   int
+	}{{4, 2}, {1.5, 2}, {0.26, 32}, {0.2, 32}, {0.24, 32}, {0.001, 64}, {3, 2}} {
+		salt.fit(c.perToken)
+		assert.Equal(t, c.blocks, blocks(), c.perToken)
+	}
+}

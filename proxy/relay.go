@@ -262,7 +262,9 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	x.evidence(a, u)
 	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
-		x.p.lessons.note(x.req.Model, &x.peek, u)
+		if r := x.p.lessons.note(x.req.Model, &x.peek, u); r.OK && x.p.cfg.Salt != nil {
+			x.p.cfg.Salt.fit(r.V)
+		}
 	}
 	if x.down.Finish(ans.Trailer()) != nil {
 		return x.stopped(), routing.OutcomeCancelled
