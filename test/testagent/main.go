@@ -3,6 +3,8 @@
 //
 //	TESTAGENT_EXACT=PORT   each request goes to the engine with the lowest score by its state in the moment of the pick,
 //	                       which is read from GET /state at that port of every member's address
+//	TESTAGENT_ORDER=A,B,C  each request goes to the first of these nodes that was not tried yet, prompts
+//	                       of more than 10,000 tokens to our own
 //	TESTAGENT_STOP=STEP    the process stops itself (SIGSTOP) the first time it comes to that step of the steal protocol
 package main
 
@@ -18,6 +20,8 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -43,6 +47,9 @@ func run(environ []string) error {
 	if port := os.Getenv("TESTAGENT_EXACT"); port != "" {
 		opts.Policy = &exact{port: port, client: &http.Client{Timeout: time.Second, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 	}
+	if order := os.Getenv("TESTAGENT_ORDER"); order != "" {
+		opts.Policy = inOrder(strings.Split(order, ","))
+	}
 	if stop := os.Getenv("TESTAGENT_STOP"); stop != "" {
 		var once sync.Once
 		opts.Step = func(step string) {
@@ -58,6 +65,30 @@ func run(environ []string) error {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer cancel()
 	return a.Run(ctx)
+}
+
+// inOrder names nodes.
+type inOrder []string
+
+func (inOrder) Name() string { return "order" }
+
+func (o inOrder) Pick(s *routing.Snapshot, r *routing.Request, _ time.Time, _ *rand.Rand) routing.Decision {
+	rank := func(p *routing.Peer) int {
+		node, _, _ := strings.Cut(p.Member().Node, ".") // what follows is new at each start
+		return slices.Index(o, node)
+	}
+	d := routing.Decision{Reason: routing.ReasonNoneUsable, Tokens: r.PromptTokens}
+	for _, p := range s.Peers() {
+		k := rank(p)
+		switch {
+		case r.PromptTokens > 10_000 && p.Self():
+			return routing.Decision{Peer: p, Reason: routing.ReasonOnly, Tokens: r.PromptTokens}
+		case k < 0 || slices.Contains(r.Tried, p.Boot()):
+		case d.Peer == nil || k < rank(d.Peer):
+			d.Peer, d.Reason = p, routing.ReasonBest
+		}
+	}
+	return d
 }
 
 // exact is the exact-state twin: the product's score, written out once more, on the true state of all engines. What it pays
