@@ -132,7 +132,7 @@ var Metrics = []Metric{
 	{MetricRetryExhausted, counter, nil, "Repeats that the budget did not allow."},
 	{MetricBodyBytes, gauge, nil, "Memory of request bodies kept for sending them again, in bytes."},
 	{MetricAsks, counter, []string{"outcome"}, "Questions for an exact score to other replicas, by outcome (answered, refused, missed), and answered for others (given)."},
-	{MetricAskedRequests, counter, []string{"outcome"}, "Requests for which replicas were asked, by what came of it: kept (gossip's choice stood) or changed."},
+	{MetricAskedRequests, counter, []string{"outcome"}, "Requests for which replicas were asked, by what came of it: kept (gossip's choice stood) or changed; besides, turned: the target refused once, having become busier than it had said."},
 	{MetricAsking, histogram, nil, "Time that asking held a request, in seconds."},
 	{MetricHeldTokens, gauge, nil, "Prompt tokens of the requests that wait at this agent."},
 	{MetricGate, counter, []string{"outcome"}, "Requests at the gate of the own engine: passed at once, held first; and refused since the queue was full or the wait would be too long (shed), timeout, drained (handed over) or stolen (given to an idle agent) while held."},

@@ -316,6 +316,7 @@ func (a *Agent) collectProxy(g *gathering) {
 	g.add(MetricAsks, float64(m.Ask.Given), "given")
 	g.add(MetricAskedRequests, float64(m.Ask.Requests-m.Ask.Changed), "kept")
 	g.add(MetricAskedRequests, float64(m.Ask.Changed), "changed")
+	g.add(MetricAskedRequests, float64(m.Ask.Turned), "turned")
 	for _, h := range []struct {
 		name string
 		h    proxy.Histogram

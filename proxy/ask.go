@@ -28,6 +28,7 @@ type askMetrics struct {
 	missed   atomic.Uint64 // no answer in time, or no connection
 	changed  atomic.Uint64 // requests that the answers sent elsewhere
 	given    atomic.Uint64 // answers that we gave
+	turned   atomic.Uint64 // requests whose target had become busier than it had said
 	took     histogram     // what asking held a request
 }
 

@@ -100,6 +100,48 @@ func TestAskingFindsTheFreeReplica(t *testing.T) {
 	})
 }
 
+// A replica that has become busier between its answer and the request's arrival refuses once; then whoever is chosen takes
+// it, whatever it costs there. No attempt is charged.
+func TestTargetRefusesOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			grows  []int // pending tokens at the third replica, from one look to the next
+			served int
+			turned uint64
+		}{
+			"another asker was faster":      {[]int{0, 9000}, 1, 1},
+			"it is as it said":              {[]int{0}, 2, 0},
+			"worse, but still the best one": {[]int{0, 3900}, 2, 0},
+			"twice":                         {[]int{0, 9000, 0, 9000}, 2, 1},
+		} {
+			engines := []*scripted{}
+			hs := []http.Handler{}
+			for range 3 {
+				e := streams(0, roleChunk, chunk("a"), finishChunk, doneChunk)
+				engines, hs = append(engines, e), append(hs, e)
+			}
+			f := linkFleet(t, nil, hs...)
+			busy(f, 0, 50_000)
+			busy(f, 1, 4000)
+			looks := 0
+			f.agents[2].cfg.Table.SetLive(func() routing.Live {
+				n := c.grows[min(looks, len(c.grows)-1)]
+				looks++
+				return routing.Live{PendingTokens: n, PrefillRate: 10000}
+			})
+			resp, _, err := f.get(chatBody(true))
+			require.NoError(t, err)
+			require.Equal(t, 200, resp.StatusCode, name)
+			assert.Equal(t, 1, engines[c.served].count(), name)
+			m := f.metrics(0)
+			assert.Equal(t, c.turned, m.Ask.Turned, name)
+			assert.Zero(t, m.Retries[retryRefused]+m.Retries[retryBusy], name)
+			f.idle()
+			f.stop()
+		}
+	})
+}
+
 // Who stays asks nobody: an idle fleet sends no questions.
 func TestIdleFleetAsksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -66,12 +66,14 @@ type exchange struct {
 
 	// How it waits and moves, see stage.go.
 	hold    hold
-	ticket  uint64    // of the thief that it goes to
-	fixed   bool      // it may not be given away (again)
-	moved   leave     // where the newest attempt's target says that it went
-	moves   int       // how often
-	pinned  bool      // it needs an object that one replica keeps
-	refused *apiError // by our own gate
+	ticket  uint64        // of the thief that it goes to
+	fixed   bool          // it may not be given away (again)
+	moved   leave         // where the newest attempt's target says that it went
+	moves   int           // how often
+	limit   time.Duration // what it may cost at the target when it gets there; 0 = any
+	turned  bool          // a target refused for that: the next one may not
+	pinned  bool          // it needs an object that one replica keeps
+	refused *apiError     // by our own gate
 
 	gatewayPort string // of the client listeners, as the trusted gateway has it that chose the replica; "" = none did
 
@@ -426,12 +428,15 @@ func (x *exchange) pick() choice {
 		return choice{Peer: s.Self(), Reason: routing.ReasonOnly}
 	}
 	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
-	x.askNote, x.ticket = askNote{}, 0
+	x.askNote, x.ticket, x.limit = askNote{}, 0, 0
 	if p.shadow.on.Load() {
 		return x.shadowPick(s, &d, time.Now())
 	}
 	if d.Asks > 0 {
 		x.ask(&d)
+		if !x.turned {
+			x.limit = time.Duration(d.Limit() * 1e9)
+		}
 	}
 	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
 		return choice{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)

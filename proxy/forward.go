@@ -351,6 +351,11 @@ func (x *exchange) judge(a *attempt, ans *Answer) (v verdict, o routing.Outcome,
 			x.moved = l
 			return verdictMoved, routing.OutcomeCancelled, false
 		}
+		if reason == errBusier.Reason && x.limit > 0 && x.role == roleEntry {
+			x.turned, x.moved = true, leave{how: leftBusier}
+			x.p.metrics.ask.turned.Add(1)
+			return verdictMoved, routing.OutcomeCancelled, false
+		}
 	}
 	cleanResponse(&h.Header, !a.self)
 	x.tellServed(&h.Header, a.peer)

@@ -98,6 +98,7 @@ const (
 	leftAdmitted leaveHow = iota
 	leftStolen            // an idle agent pulled it
 	leftDrained           // we are draining: somebody else must take it
+	leftBusier            // its target had become busier than it had said
 	leftShed              // its place in the full queue went to another
 )
 

@@ -45,6 +45,10 @@ func (x *exchange) gated() bool {
 
 // enter brings an attempt at our own engine through the gate. ok false: it came to v instead.
 func (x *exchange) enter(ctx context.Context, a *attempt, w *watch, now time.Time) (v verdict, o routing.Outcome, ok bool) {
+	if x.busier(now) {
+		x.fail(errBusier)
+		return verdictDone, routing.OutcomeCancelled, false
+	}
 	if !x.gated() {
 		x.start(a, nil, now)
 		return 0, 0, true

@@ -144,6 +144,7 @@ type AskCounts struct {
 	Missed   uint64 // no answer in time
 	Changed  uint64 // requests that the answers sent elsewhere than gossip would have
 	Given    uint64 // answers that this agent gave
+	Turned   uint64 // requests whose target refused once, having become busier than it had said
 	Took     Histogram
 }
 
@@ -160,7 +161,7 @@ func refusalReasons() []string {
 	var out []string
 	for _, e := range []*apiError{errModelNotFound, errModelUnavailable, errNoService, errTooLong, errAllFull, errNoneUsable,
 		errDraining, errTooLarge, errBodyMemory, errTooManyRequests, errPathNotAllowed, errFirstByte, errBroken,
-		errStreamBroken, errDeadly, errQueueFull, errLongWait, errQueueTimeout, errMoved, errLoop, errForgedHop, errUnauthorized, errHostRefused, errMethod, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
+		errStreamBroken, errDeadly, errQueueFull, errLongWait, errQueueTimeout, errMoved, errBusier, errLoop, errForgedHop, errUnauthorized, errHostRefused, errMethod, errBadRequest, errEngineRefused, errEngineCut, errDeadline} {
 		out = append(out, e.Reason)
 	}
 	out = append(out, reasonConnections)
@@ -182,6 +183,6 @@ func (p *Proxy) Metrics() Metrics {
 		Steal: StealCounts{Given: m.steal.given.Load(), None: m.steal.none.Load(), Failed: m.steal.failed.Load(), Came: m.steal.came.Load(),
 			Moved: m.steal.moved.Load()},
 		Ask: AskCounts{Requests: m.ask.requests.Load(), Answered: m.ask.answered.Load(), Refused: m.ask.refused.Load(),
-			Missed: m.ask.missed.Load(), Changed: m.ask.changed.Load(), Given: m.ask.given.Load(), Took: m.ask.took.snapshot()},
+			Missed: m.ask.missed.Load(), Changed: m.ask.changed.Load(), Given: m.ask.given.Load(), Turned: m.ask.turned.Load(), Took: m.ask.took.snapshot()},
 	}
 }

@@ -18,6 +18,7 @@ const (
 	headerStage  = "x-grapevine-stage"  // on interim answers
 	headerMoved  = "x-grapevine-moved"  // on the answer that ends a moved request: thief's boot id, ticket
 	headerTicket = "x-grapevine-ticket" // on requests: the thief's own word that it takes this one
+	headerLimit  = "x-grapevine-limit"  // on requests: the cost in ns beyond which the target may refuse, once
 
 	stagesMovable = "1"
 	stagesFixed   = "0"
@@ -67,7 +68,13 @@ func (x *exchange) onInterim(a *attempt, w *watch) func(Header) {
 
 // moveFields adds to a request for another agent what it needs to hold and move it.
 func (x *exchange) moveFields(h *Header, peer *routing.Peer) {
-	if peer.Member().Version < routing.AskVersion || x.p.gate.off {
+	if peer.Member().Version < routing.AskVersion {
+		return
+	}
+	if x.limit > 0 && x.body.complete() {
+		h.Set(headerLimit, strconv.FormatInt(int64(x.limit), 10))
+	}
+	if x.p.gate.off {
 		return
 	}
 	stages := stagesMovable
@@ -86,6 +93,23 @@ func (x *exchange) readMoveFields() {
 	if t, ok := parseBoot(x.in.Header.Get(headerTicket)); ok {
 		x.ticket = t
 	}
+	if n, err := strconv.ParseInt(x.in.Header.Get(headerLimit), 10, 64); err == nil {
+		x.limit = time.Duration(n)
+	}
+}
+
+// errBusier is a target's answer to an entry agent that chose it for a cost which holds no longer; never for clients.
+var errBusier = &apiError{Status: 503, Code: "busier", Reason: "busier", RetryAfter: time.Second,
+	Message: "The replica has become busier than it said."}
+
+// busier reports whether our replica now costs the request more than the entry agent is ready to pay: then it picks again,
+// with the record that comes with the refusal. Two agents that asked at the same moment part so.
+func (x *exchange) busier(now time.Time) bool {
+	if x.role != roleTarget || x.limit <= 0 || x.ticket != 0 {
+		return false
+	}
+	score, _, ok := x.p.cfg.Table.Answer(&x.req, now)
+	return !ok || score > x.limit.Seconds()
 }
 
 // movedTo reads where a target says that the request went.
@@ -114,7 +138,7 @@ func (x *exchange) after() choice {
 	if l.how == leftStolen {
 		x.fixed = true
 		if p := x.p.cfg.Table.Peer(l.thief); p != nil && !x.wasTried(l.thief) {
-			x.ticket = l.ticket
+			x.ticket, x.limit = l.ticket, 0
 			x.p.metrics.steal.moved.Add(1)
 			x.p.step(stepMoved)
 			return choice{Peer: p, Tokens: x.req.PromptTokens, Reason: routing.ReasonMoved}

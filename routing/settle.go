@@ -8,6 +8,9 @@ import (
 const (
 	// silence is what a replica that did not answer in time is charged on top of what gossip says, in seconds.
 	silence = 0.010
+	// refusal is how much worse than the second best a replica must have become, in seconds, to refuse what it was chosen for:
+	// the way back and another question.
+	refusal = 0.005
 	// loadChoices is how many of the asked are taken for their load alone. Everybody who asks at the same moment hears
 	// the same answers, so the lowest of all would get all of them: simulated bursts (gamma, CV 4, 16 replicas asked)
 	// end at 138 ms with all, at 108 ms with six. Who has more of the prompt cached is always considered.
@@ -79,6 +82,16 @@ func Settle(d *Decision, answers []Answer) Decision {
 		out.RunnerUpScore = c.next
 	}
 	return out
+}
+
+// Limit returns what the request may cost at the chosen replica, in seconds, when it gets there: beyond that, the second
+// best is surely the better one, another asker was faster, and the replica may refuse, once. 0 = it was not asked, or
+// there is no second best.
+func (d *Decision) Limit() float64 {
+	if d.Reason != ReasonAsked || d.RunnerUp == nil || d.Peer.self {
+		return 0
+	}
+	return d.RunnerUpScore + refusal
 }
 
 // chosen is the best and the second best so far.

@@ -11,6 +11,7 @@ const (
 	evFirst                 // the first token reaches the entry
 	evDone                  // the last token reaches the entry
 	evBack                  // the entry learns that its target is gone; a = outcome
+	evBusier                // the entry learns that its target costs more than it said
 	evMoved                 // the entry learns that its target gave the request away; a = thief
 	evPick                  // the entry picks (again)
 	evReport                // agent a publishes its record

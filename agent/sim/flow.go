@@ -132,6 +132,9 @@ func (s *Sim) settle(r *request, now int64) {
 		return
 	}
 	s.send(r, d, now)
+	if !r.refused {
+		r.limit = d.Limit()
+	}
 }
 
 // pickExact takes the replica with the lowest score by the true state of all engines.
@@ -174,7 +177,7 @@ func (s *Sim) pickExact(a *agent, r *request, now int64) {
 func (s *Sim) send(r *request, d routing.Decision, now int64) {
 	a := s.agents[r.entry]
 	r.peer, r.tokens, r.score = d.Peer, max(1, d.Tokens), time.Duration(d.Score*1e9)
-	r.sentAt, r.begun, r.stage = now, false, stageUnderWay
+	r.sentAt, r.begun, r.stage, r.limit = now, false, stageUnderWay, 0
 	r.target = replicaOf(d.Peer.Boot())
 	d.Peer.Sent(r.tokens, s.time(now))
 	if r.target == a.i {

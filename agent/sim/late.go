@@ -23,6 +23,14 @@ const (
 // arrive takes a request that has reached its target: to the engine, or to the gate.
 func (s *Sim) arrive(t *agent, r *request, now int64) {
 	r.local = r.uncached(t.digest.Match(r.blocks))
+	if r.limit > 0 && r.peer != nil && !r.peer.Self() {
+		if score, _, ok := t.table.Answer(s.ask(r), s.time(now)); !ok || score > r.limit {
+			r.limit, r.refused = 0, true
+			s.counts.Busier++
+			s.events.push(event{at: now + int64(s.hop(t.i, r.entry)), kind: evBusier, r: r, gen: r.gen})
+			return
+		}
+	}
 	invited := r.ticket
 	r.ticket = false
 	if invited && len(t.expected) > 0 {
@@ -200,6 +208,14 @@ func (s *Sim) pulled(t *agent, tokens int, now int64) {
 	}
 	t.pause = min(max(2*t.pause, pullPause), pullPauseMax)
 	s.events.push(event{at: now + t.pause, kind: evWake, a: t.i})
+}
+
+// busier picks again for a request whose target would not take it at the price that it had said.
+func (s *Sim) busier(r *request, now int64) {
+	r.peer.Done(routing.OutcomeCancelled, r.tokens, s.time(now))
+	r.peer = nil
+	s.tellEntry(r, now)
+	s.pick(r, now)
 }
 
 // moved sends a request whose target gave it away on to the thief.

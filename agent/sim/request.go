@@ -41,7 +41,9 @@ type request struct {
 	sentAt  int64
 	begun   bool // its first token has come
 	ticket  bool
-	fixed   bool // was moved once: stays
+	limit   float64 // s, what it may cost at its target before that refuses; 0 = it may not
+	refused bool    // its target refused once
+	fixed   bool    // was moved once: stays
 	thief   int32
 	waiting bool // was held at all
 

@@ -15,6 +15,7 @@ type Counts struct {
 	Asked     int `json:"asked"`     // picks that asked
 	Questions int `json:"questions"` // questions answered by others
 	Held      int `json:"held"`      // waited at a gate
+	Busier    int `json:"busier"`    // refused once by a target that had become busier than it had said
 	Stolen    int `json:"stolen"`    // pulled by an idle agent while held
 	Pulls     int `json:"pulls"`     // pulls sent
 	Retried   int `json:"retried"`   // sent again before any content

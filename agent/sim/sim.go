@@ -152,6 +152,8 @@ func (s *Sim) happen(e *event) {
 		s.done(e.r, now)
 	case evBack:
 		s.broken(e.r, routing.Outcome(e.a), now)
+	case evBusier:
+		s.busier(e.r, now)
 	case evMoved:
 		s.moved(e.r, now)
 	case evReport:
