@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"flag"
-	"os"
 	"testing"
 
 	"github.com/grapevine-lb/grapevine/test/e2e/harness"
@@ -10,13 +9,7 @@ import (
 
 var long = flag.Bool("long", false, "all scenarios in full, not only the smoke form of a few")
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	code := m.Run()
-	printTable()
-	harness.RemoveBinaries()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { harness.Main(m, printTable) }
 
 // longOnly skips what the smoke form leaves out.
 func longOnly(t *testing.T) {

@@ -16,12 +16,7 @@ var (
 	update = flag.Bool("update", false, "rewrite the golden tables")
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	code := m.Run()
-	harness.RemoveBinaries()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // longOnly skips a test that takes more than a few seconds; .ci/run has a part with -long.
 func longOnly(t *testing.T) {

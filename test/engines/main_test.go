@@ -17,12 +17,7 @@ import (
 
 var long = flag.Bool("long", false, "test all engines, and install what is missing; without it one short test of llama.cpp, where that is installed")
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	code := m.Run()
-	harness.RemoveBinaries()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 func longOnly(t *testing.T) {
 	t.Helper()

@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -26,12 +25,7 @@ import (
 
 var long = flag.Bool("long", false, "also run what takes long")
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	code := m.Run()
-	harness.RemoveBinaries()
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // needLong skips what takes long.
 func needLong(t *testing.T) {

@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +45,17 @@ func Build(t testing.TB, pkg string) string {
 	}
 	b.path[pkg] = path
 	return path
+}
+
+// Main is the TestMain of a suite: it runs the tests and the functions that are to follow them, and tidies up.
+func Main(m *testing.M, after ...func()) {
+	flag.Parse()
+	code := m.Run()
+	for _, f := range after {
+		f()
+	}
+	RemoveBinaries()
+	os.Exit(code)
 }
 
 // RemoveBinaries deletes what Build made; for TestMain, after the tests.
