@@ -158,8 +158,9 @@ func TestSlowStart(t *testing.T) {
 	late := start(t, cfg, Options{Seed: 9})
 	late.untilReady()
 	late.eventually(5*time.Second, "its own slow start", func() bool { return late.table.SlowStartShare(time.Now()) < 0.3 })
-	assert.Equal(t, routing.Some(4), rampedLimit(routing.Some(40), 0.1))
-	assert.Equal(t, routing.Some(7), rampedLimit(routing.Opt[int]{}, 0.1))
-	assert.Equal(t, routing.Some(40), rampedLimit(routing.Some(40), 1))
+	assert.Equal(t, routing.Some(4), rampedLimit(routing.Some(40), 0.1, 0))
+	assert.Equal(t, routing.Some(7), rampedLimit(routing.Opt[int]{}, 0.1, 2))
+	assert.Equal(t, routing.Some(40), rampedLimit(routing.Some(40), 1, 50))
+	assert.Equal(t, routing.Some(60), rampedLimit(routing.Opt[int]{}, 0.1, 60), "what runs already may be replaced as it ends")
 	late.eventually(3*time.Second, "a cap", func() bool { return late.ramp.capped })
 }

@@ -23,7 +23,7 @@ func (r *ramp) see(a *Agent, v proxy.EngineView) {
 	r.view = v
 	share := a.table.SlowStartShare(time.Now())
 	r.capped = share < 1
-	v.RunLimit = rampedLimit(v.RunLimit, share)
+	v.RunLimit = rampedLimit(v.RunLimit, share, v.Running.Or(0))
 	a.proxy.SetEngine(v)
 }
 
@@ -34,9 +34,11 @@ func (r *ramp) again(a *Agent) {
 	}
 }
 
-func rampedLimit(limit routing.Opt[int], share float64) routing.Opt[int] {
+// rampedLimit is what the engine may run at that share of its load. What it runs already it may go on running: slow start may
+// begin in the middle, when more than half of the fleet has ended its own.
+func rampedLimit(limit routing.Opt[int], share float64, running int) routing.Opt[int] {
 	if share >= 1 {
 		return limit
 	}
-	return routing.Some(max(1, int(math.Ceil(float64(limit.Or(rampLimit))*share))))
+	return routing.Some(max(1, running, int(math.Ceil(float64(limit.Or(rampLimit))*share))))
 }

@@ -164,7 +164,7 @@ func TestPumpBackPressure(t *testing.T) {
 	require.NoError(t, err)
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
-	require.True(t, string(b) == strings.Repeat(event, events)+finishChunk+doneChunk, "every byte, in order")
+	require.Equal(t, strings.Repeat(event, events)+finishChunk+doneChunk, string(b), "every byte, in order")
 }
 
 // A client that takes nothing and goes away ends its stream, though a write to it is under way.
