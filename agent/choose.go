@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"math"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
@@ -16,9 +17,30 @@ func queueLimit(n int) int {
 	return n
 }
 
+// What was measured longer ago than rateFresh is doubted more and more, twice as much every rateFresh.
+const rateFresh = 10 * time.Second
+
+// load is the proxy's count, with a doubt about a speed that nobody has measured for long: a replica that is taken for slow gets
+// no requests, and without requests it could never show that it is as fast as the others. So what it was measured at rises,
+// up to the fleet's median; the next prompts tell.
+func (a *Agent) load() proxy.Load {
+	l := a.proxy.Load()
+	l.PrefillRate = doubted(l, a.table.Rate())
+	return l
+}
+
+// doubted is the prefill rate that the replica should be credited with in a fleet of that median.
+func doubted(l proxy.Load, fleet float64) routing.Opt[float64] {
+	if r := l.PrefillRate; !r.OK || r.V >= fleet || l.PrefillAge <= rateFresh {
+		return r
+	}
+	doubt := math.Exp2(float64(l.PrefillAge)/float64(rateFresh) - 1)
+	return routing.Some(min(fleet, l.PrefillRate.V*doubt))
+}
+
 // report builds the record of this moment, the own digest's sequence included.
 func (a *Agent) report(now time.Time) routing.Report {
-	r := a.own.report(a.proxy.Load(), a.cfg.Weight, now)
+	r := a.own.report(a.load(), a.cfg.Weight, now)
 	r.Kept = a.kept
 	if c := a.proxy.LowestClass(now); c < routing.ClassBatch {
 		r.Flags |= routing.FlagSaturated

@@ -19,6 +19,7 @@ type Load struct {
 	Tokens        uint64 // events with content streamed since the start
 
 	PrefillRate routing.Opt[float64]       // prompt tokens/s, learned
+	PrefillAge  time.Duration              // since that was last measured
 	DecodeStep  routing.Opt[time.Duration] // time between two tokens of one stream, learned
 	TTFT        routing.Opt[time.Duration] // learned mean time from sent to first content
 }
@@ -51,9 +52,10 @@ type account struct {
 	busy      time.Duration
 	finished  int
 
-	rate  float64 // tokens/s; 0 = not known
-	bound float64 // tokens/s; the engine was seen to be at least so fast, by answers that came whole
-	blind int     // answers that came whole
+	rate  float64   // tokens/s; 0 = not known
+	rated time.Time // when that was last measured
+	bound float64   // tokens/s; the engine was seen to be at least so fast, by answers that came whole
+	blind int       // answers that came whole
 
 	blindSince  time.Time // start of the window for the bound by many answers
 	blindTokens int       // prompt tokens of the answers that began and came whole in it
@@ -154,6 +156,7 @@ func (f *flight) learn(now time.Time) {
 			sample = min(max(sample, a.rate/4), a.rate*4)
 		}
 		a.rate = blend(a.rate, sample, float64(a.finished)/(float64(a.finished)+prefillMemory))
+		a.rated = now
 	}
 	a.busy, a.finished = 0, 0
 }
@@ -270,7 +273,7 @@ func (a *account) load() Load {
 	l := Load{Running: a.running, Waiting: a.waiting, PendingTokens: a.pending, Accepted: a.accepted, Prefills: a.prefills,
 		Tokens: a.events}
 	if a.rate > 0 {
-		l.PrefillRate = routing.Some(a.rate)
+		l.PrefillRate, l.PrefillAge = routing.Some(a.rate), time.Since(a.rated)
 	}
 	if a.step > 0 {
 		l.DecodeStep = routing.Some(time.Duration(a.step * float64(time.Second)))

@@ -220,7 +220,7 @@ func (p *Peer) load(v *view, s *Snapshot) load {
 		l.waiting += float64(n)
 	}
 	if l.rate <= 0 {
-		l.rate = s.table.rate()
+		l.rate = s.table.Rate()
 	}
 	return l
 }
@@ -240,7 +240,7 @@ func (p *Peer) liveLoad(v *view, live Live, s *Snapshot) load {
 		l.rate = live.PrefillRate
 	}
 	if l.rate <= 0 {
-		l.rate = s.table.rate()
+		l.rate = s.table.Rate()
 	}
 	return l
 }

@@ -17,7 +17,7 @@ func (s *Snapshot) Refusing(class uint8, now time.Time) (drain time.Duration, al
 		}
 		rate := v.base.rate
 		if rate <= 0 {
-			rate = s.table.rate()
+			rate = s.table.Rate()
 		}
 		d := time.Duration(v.base.queue / rate * float64(time.Second))
 		if !all || d < drain {

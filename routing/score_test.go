@@ -91,7 +91,7 @@ func TestRoundTripAndZone(t *testing.T) {
 func TestUnknownRateIsTheMedianOfTheFleet(t *testing.T) {
 	now := time.Unix(100, 0)
 	tbl := NewTable(Member{Boot: 1})
-	assert.InDelta(t, 2000, tbl.rate(), 0, "nobody has measured")
+	assert.InDelta(t, 2000, tbl.Rate(), 0, "nobody has measured")
 	for i, rate := range []float64{100, 9000, 300} {
 		boot := uint64(i + 2)
 		tbl.SetMember(Member{Boot: boot}, now)

@@ -129,7 +129,7 @@ func (d *Decision) underWay(p *Peer, u int) float64 {
 		l.rate = v.base.rate
 	}
 	if l.rate <= 0 {
-		l.rate = d.table.rate()
+		l.rate = d.table.Rate()
 	}
 	t := l.terms(float64(u))
 	return t.Queue + t.Harm

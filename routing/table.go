@@ -239,8 +239,8 @@ func (t *Table) arrivals(ours, all int64, at tick) {
 // Share returns our share of the fleet's arrivals, 0..1, by the counters in the records; 0 = unknown or none.
 func (t *Table) Share() float64 { return math.Float64frombits(t.share.Load()) }
 
-// rate returns the fleet's median prefill rate in tokens/s, or the default before anybody has measured one.
-func (t *Table) rate() float64 {
+// Rate returns the fleet's median prefill rate in tokens/s, or the default before anybody has measured one.
+func (t *Table) Rate() float64 {
 	if m := math.Float64frombits(t.median.Load()); m > 0 {
 		return m
 	}
