@@ -47,7 +47,7 @@ var commands = []struct {
 	{`grapevine demo --duration 15s --slow 1`, how{ci: "demo"}},
 	{`test/engines/install.sh llamacpp && go test ./test/engines -v`, how{ci: "engines_all"}},
 	{`go test ./test/engines -long -v -timeout 60m`, how{ci: "engines_all"}},
-	{`go test ./test/choosing -v -all -arrivals 400`, how{ci: "choosing"}},
+	{`go test ./test/choosing -v -long -runs 1`, how{ci: "choosing"}},
 	{`go run ./test/bench proxy`, how{ci: "bench_proxy"}},
 	{`go test ./test/operators -run TestShadow -long`, how{ci: "operators_all"}},
 	{`promtool check rules`, how{ci: "operators"}},
