@@ -133,8 +133,12 @@ func drainListens(t *testing.T, timeout, limit time.Duration) {
 	long, err := post(500) // 25 s
 	require.NoError(t, err)
 	require.Equal(t, 200, long.StatusCode)
-	var text []byte
-	wg.Go(func() { text, _ = io.ReadAll(bufio.NewReader(long.Body)); long.Body.Close() })
+	read := make(chan string, 1)
+	wg.Go(func() {
+		b, _ := io.ReadAll(bufio.NewReader(long.Body))
+		long.Body.Close()
+		read <- string(b)
+	})
 	time.Sleep(time.Second)
 	term()
 	began := time.Now()
@@ -156,10 +160,11 @@ func drainListens(t *testing.T, timeout, limit time.Duration) {
 	}
 	assert.InDelta(t, limit.Seconds(), last.Seconds(), 0.5, "the last client that was served")
 	assert.NoError(t, <-ended)
+	text := <-read
 	if timeout > 25*time.Second {
-		assert.Contains(t, string(text), "data: [DONE]", "what was under way")
+		assert.Contains(t, text, "data: [DONE]", "what was under way")
 	} else {
-		assert.NotContains(t, string(text), "data: [DONE]")
+		assert.NotContains(t, text, "data: [DONE]")
 	}
 	end()
 	wg.Wait()

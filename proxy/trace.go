@@ -66,7 +66,7 @@ func (x *exchange) startTrace() {
 	if t.self.Sampled = t.cfg.Sample(t.self.Trace, parent); t.self.Sampled {
 		t.out.ID = t.self.Trace
 		if !t.root && h.Count(headerTraceState) == 1 {
-			t.out.State = span.Text("", strings.Clone(h.Get(headerTraceState))).Value.(string)
+			t.out.State = span.Text("", h.Get(headerTraceState)).Value.(string)
 		}
 		t.out.Spans = append(make([]span.Span, 0, 4), span.Span{ID: t.self.Span, Parent: t.parent, Kind: span.Server, Start: x.arrived})
 	}

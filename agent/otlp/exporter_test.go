@@ -82,6 +82,12 @@ func exporterTo(t *testing.T, c *fake, vars ...string) (e *Exporter, problems *[
 	return e, problems, func() { cancel(); <-done }
 }
 
+// pass lets d go by, and all come to rest.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
 // traceOf is a trace of n spans.
 func traceOf(n int) *span.Trace {
 	t := &span.Trace{ID: span.TraceID{1, 2}, State: "a=1"}
@@ -101,9 +107,9 @@ func TestExportOnTheWire(t *testing.T) {
 		tr.Spans[1].Attrs = []span.Attr{span.Text("s", "\xfe"), span.Int("i", 3), span.Float("f", 0.5), span.Bool("b", true), {Key: "l", Value: []string{"x", "y"}}}
 		tr.Spans[1].Events = []span.Event{{Name: "first content", At: time.Unix(1, 9), Attrs: []span.Attr{span.Int("n", 1)}}}
 		e.Export(tr)
-		time.Sleep(4 * time.Second)
+		pass(4 * time.Second)
 		assert.Empty(t, c.spans(), "not before its time")
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		got := c.spans()
 		require.Len(t, got, 2)
 		root, child := got[0], got[1]
@@ -203,7 +209,7 @@ func TestExportRepeats(t *testing.T) {
 				c := fake{f: row.f}
 				e, problems, stop := exporterTo(t, &c, "BSP_SCHEDULE_DELAY", "100")
 				e.Export(traceOf(1))
-				time.Sleep(100*time.Millisecond + row.after)
+				pass(100*time.Millisecond + row.after)
 				if row.posts > 0 {
 					assert.Len(t, c.posts, row.posts)
 				} else {
@@ -233,7 +239,7 @@ func TestExportAtTheEnd(t *testing.T) {
 		c := fake{f: func(int) (int, http.Header, []byte, error) { return 503, nil, nil, nil }}
 		e, _, stop := exporterTo(t, &c, "BSP_SCHEDULE_DELAY", "100")
 		e.Export(traceOf(1))
-		time.Sleep(200 * time.Millisecond) // it is tried again and again
+		pass(200 * time.Millisecond) // it is tried again and again
 		e.Export(traceOf(1))
 		start := time.Now()
 		stop()

@@ -4,7 +4,10 @@
 // A Trace belongs to one goroutine until it is given away; after that nobody writes to it.
 package span
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Kind is a span's place in a call, with OpenTelemetry's numbers.
 type Kind uint8
@@ -50,12 +53,10 @@ type Attr struct {
 // maxText bounds a text attribute, in bytes: a client chooses the model's name.
 const maxText = 256
 
-// Text makes an attribute of a text, which is cut where it is too long.
+// Text makes an attribute of a text, which is cut where it is too long. It is copied: much of what is told of a request lies in
+// buffers of its connection, which are used again before the trace is sent.
 func Text(key, value string) Attr {
-	if len(value) > maxText {
-		value = value[:maxText]
-	}
-	return Attr{key, value}
+	return Attr{key, strings.Clone(value[:min(len(value), maxText)])}
 }
 
 // Int makes an attribute of a whole number.
