@@ -200,7 +200,7 @@ func TestSoak(t *testing.T) {
 			addrs = append(addrs, m.Addresses().Client)
 		}
 		kinds := []string{"reset", "error500", "busy", "cut", "slow", "silence"}
-		require.NoError(t, fleet[n%agents].sim.Inject(enginesim.Fault{Kind: kinds[n%len(kinds)], Count: 20}))
+		require.NoError(t, fleet[n%agents].sim.Inject(enginesim.Fault{Kind: kinds[n%len(kinds)], Count: 20, Factor: 4, For: round / 2}))
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
 		for w := range workers {
@@ -265,7 +265,8 @@ func TestSoak(t *testing.T) {
 	// The first round warms pools, caches and windows; what is learned (digests, lengths) has a bound of its own.
 	first, last := samples[1], samples[len(samples)-1]
 	assert.LessOrEqual(t, last.goroutines, first.goroutines+first.goroutines/5+10, "goroutines")
-	assert.LessOrEqual(t, last.descriptors, first.descriptors+first.descriptors/5+10, "descriptors")
+	// Kept connections come and go with the agents: by halves, where a leak would be of thousands.
+	assert.LessOrEqual(t, last.descriptors, first.descriptors+first.descriptors/2+16, "descriptors")
 	assert.LessOrEqual(t, last.heap, first.heap+first.heap/4+(4<<20), "heap")
 	assert.LessOrEqual(t, last.rss, first.rss+first.rss/3+(16<<20), "resident memory")
 }
