@@ -12,6 +12,9 @@ const (
 	// sureTurns is how many requests must have left the queue before the time between them says anything.
 	sureTurns  = 8
 	turnMemory = 16 // turns
+	// sureWait is how long somebody must have waited before others are refused on a prediction: what a burst does to a learned
+	// speed must not refuse what the engine would begin at once.
+	sureWait = time.Second
 	// readmit is how empty a queue that was too full for a class must be, or how short its wait, until the class is let in
 	// again: a record each time that one request leaves a full queue would tell the fleet nothing.
 	readmit = 0.75
@@ -44,12 +47,12 @@ func (g *gate) budget(h *hold, now time.Time) time.Duration {
 func (g *gate) refusal(h *hold, rate, share float64, now time.Time) (full bool, wait time.Duration) {
 	q := &g.queue
 	full = float64(q.places()) >= share*float64(g.limit) || q.crowded(h, g.limit)
-	if !g.account.sure() {
+	if !g.account.sure() || q.len() == 0 || now.Sub(q.list[0].since) < sureWait {
 		return full, 0
 	}
 	n, tokens := q.ahead(h)
 	s := float64(g.pending+tokens) / rate
-	if g.turns >= sureTurns && q.len() > 0 {
+	if g.turns >= sureTurns {
 		s = max(s, float64(n+1)*g.between-now.Sub(g.turned).Seconds())
 	}
 	return full, time.Duration(s * float64(time.Second))
