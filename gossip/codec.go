@@ -135,10 +135,12 @@ func DecodeReport(b []byte) (routing.Report, error) {
 	if s := b[2] >> 4; s != unknownNibble {
 		r.State = routing.State(s)
 	}
-	if c := b[2] & 0xF; c > routing.ClassBatch && c != unknownNibble {
-		r.Kept = routing.ClassesOf(c - routing.ClassBatch)
-	} else if c != unknownNibble {
+	switch c := b[2] & 0xF; {
+	case c == unknownNibble:
+	case c <= routing.ClassBatch:
 		r.LowestClass = c
+	case r.Flags&routing.FlagSaturated == 0: // as packState writes it
+		r.Kept = routing.ClassesOf(c - routing.ClassBatch)
 	}
 	if b[3] != unknown8 {
 		r.Heartbeat = time.Duration(b[3]) * heartbeatUnit
