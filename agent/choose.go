@@ -23,24 +23,25 @@ const rateFresh = 10 * time.Second
 // load is the proxy's count, with a doubt about a speed that nobody has measured for long: a replica that is taken for slow gets
 // no requests, and without requests it could never show that it is as fast as the others. So what it was measured at rises,
 // up to the fleet's median; the next prompts tell.
-func (a *Agent) load() proxy.Load {
+func (a *Agent) load(now time.Time) proxy.Load {
 	l := a.proxy.Load()
-	l.PrefillRate = doubted(l, a.table.Rate())
+	l.PrefillRate = doubted(l, a.table.Rate(), now)
 	return l
 }
 
 // doubted is the prefill rate that the replica should be credited with in a fleet of that median.
-func doubted(l proxy.Load, fleet float64) routing.Opt[float64] {
-	if r := l.PrefillRate; !r.OK || r.V >= fleet || l.PrefillAge <= rateFresh {
+func doubted(l proxy.Load, fleet float64, now time.Time) routing.Opt[float64] {
+	age := now.Sub(l.PrefillAt)
+	if r := l.PrefillRate; !r.OK || r.V >= fleet || age <= rateFresh {
 		return r
 	}
-	doubt := math.Exp2(float64(l.PrefillAge)/float64(rateFresh) - 1)
+	doubt := math.Exp2(float64(age)/float64(rateFresh) - 1)
 	return routing.Some(min(fleet, l.PrefillRate.V*doubt))
 }
 
 // report builds the record of this moment, the own digest's sequence included.
 func (a *Agent) report(now time.Time) routing.Report {
-	r := a.own.report(a.load(), a.cfg.Weight, now)
+	r := a.own.report(a.load(now), a.cfg.Weight, now)
 	r.Kept = a.kept
 	if c := a.proxy.LowestClass(now); c < routing.ClassBatch {
 		r.Flags |= routing.FlagSaturated

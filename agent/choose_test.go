@@ -26,7 +26,8 @@ func TestDoubted(t *testing.T) {
 		{"faster than the fleet", routing.Some(9000.0), time.Hour, 8000, routing.Some(9000.0)},
 		{"never measured", routing.Opt[float64]{}, time.Hour, 8000, routing.Opt[float64]{}},
 	} {
-		got := doubted(proxy.Load{PrefillRate: c.rate, PrefillAge: c.age}, c.fleet)
+		now := time.Now()
+		got := doubted(proxy.Load{PrefillRate: c.rate, PrefillAt: now.Add(-c.age)}, c.fleet, now)
 		assert.Equal(t, c.want, got, c.name)
 	}
 }

@@ -19,7 +19,7 @@ type Load struct {
 	Tokens        uint64 // events with content streamed since the start
 
 	PrefillRate routing.Opt[float64]       // prompt tokens/s, learned
-	PrefillAge  time.Duration              // since that was last measured
+	PrefillAt   time.Time                  // when that was last measured
 	DecodeStep  routing.Opt[time.Duration] // time between two tokens of one stream, learned
 	TTFT        routing.Opt[time.Duration] // learned mean time from sent to first content
 }
@@ -273,7 +273,7 @@ func (a *account) load() Load {
 	l := Load{Running: a.running, Waiting: a.waiting, PendingTokens: a.pending, Accepted: a.accepted, Prefills: a.prefills,
 		Tokens: a.events}
 	if a.rate > 0 {
-		l.PrefillRate, l.PrefillAge = routing.Some(a.rate), time.Since(a.rated)
+		l.PrefillRate, l.PrefillAt = routing.Some(a.rate), a.rated
 	}
 	if a.step > 0 {
 		l.DecodeStep = routing.Some(time.Duration(a.step * float64(time.Second)))

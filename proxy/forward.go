@@ -458,7 +458,7 @@ func classifyRefusal(reason string) (verdict, routing.Outcome) {
 	case errTooManyRequests.Reason, errBodyMemory.Reason:
 		return verdictRefused, routing.OutcomeBusy
 	case errAllFull.Reason, errQueueFull.Reason, errLongWait.Reason, // its record, which comes with it, says for whom
-		errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
+		errBusier.Reason, errDraining.Reason, errNoneUsable.Reason, errLoop.Reason, errPathNotAllowed.Reason:
 		return verdictRefused, routing.OutcomeCancelled
 	case errQueueTimeout.Reason:
 		return verdictDone, routing.OutcomeCancelled // it has waited long enough

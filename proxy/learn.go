@@ -18,6 +18,8 @@ const (
 	lessonBytes = 256
 	// A ratio beyond these is a broken usage and no tokenizer.
 	leastPerToken, mostPerToken = 0.1, 16.0
+	// Below fewPerToken only a prompt of fewBytes teaches: a short one behind a long template of the engine's own looks the same.
+	fewPerToken, fewBytes       = 0.5, 1024
 	leastPerMedia, mostPerMedia = 1.0, 100_000.0
 	lessonSlots                 = 42 // of output lengths, two for each doubling: up to 2^20 tokens
 )
@@ -70,7 +72,7 @@ func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken rout
 	if prompt := float64(u.Prompt.V - k.TokenIDs); u.Prompt.OK && prompt > 0 {
 		switch {
 		case k.Media == 0 && k.PromptBytes >= lessonBytes:
-			if r := float64(k.PromptBytes) / prompt; r >= leastPerToken && r <= mostPerToken {
+			if r := float64(k.PromptBytes) / prompt; r >= leastPerToken && r <= mostPerToken && (r >= fewPerToken || k.PromptBytes >= fewBytes) {
 				m.bytes, m.tokens = m.bytes*fade+float64(k.PromptBytes), m.tokens*fade+prompt
 			}
 		case k.Media > 0:

@@ -34,12 +34,12 @@ type PrefixSalt struct {
 	block atomic.Int64 // bytes of a block, if not blockBytes
 }
 
-// fit makes a block 512 tokens' worth of bytes where a byte of text is more than a token, as no tokenizer has it but
+// fit makes a block 512 tokens' worth of bytes where a byte of text is more than two tokens, as no tokenizer has it but
 // simulated ones do. Only powers of two are used, so that all agents that see the same answers soon use the same.
 // Everything else keeps blockBytes, whatever its language: two agents that learn differently must not disagree.
 func (s *PrefixSalt) fit(bytesPerToken float64) {
 	size := int64(blockBytes)
-	if bytesPerToken < 1 {
+	if bytesPerToken < fewPerToken {
 		size = int64(max(stripeBytes, routing.PrefixBlockTokens*math.Exp2(math.Round(math.Log2(bytesPerToken)))))
 	}
 	if s.block.Load() != size {

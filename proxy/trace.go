@@ -25,6 +25,8 @@ type Tracing struct {
 const (
 	headerTraceParent = "traceparent"
 	headerTraceState  = "tracestate"
+
+	mostTraceState = 512 // bytes; a longer one passes by untold, since half of a list says something else (W3C, 3.3.1.5)
 )
 
 // traced is one request's trace. All methods may be called on nil, which is what every request has while nobody traces;
@@ -65,8 +67,8 @@ func (x *exchange) startTrace() {
 	t.self.Span = newSpanID()
 	if t.self.Sampled = t.cfg.Sample(t.self.Trace, parent); t.self.Sampled {
 		t.out.ID = t.self.Trace
-		if !t.root && h.Count(headerTraceState) == 1 {
-			t.out.State = span.Text("", h.Get(headerTraceState)).Value.(string)
+		if s := h.Get(headerTraceState); !t.root && h.Count(headerTraceState) == 1 && len(s) <= mostTraceState {
+			t.out.State = strings.Clone(s)
 		}
 		t.out.Spans = append(make([]span.Span, 0, 4), span.Span{ID: t.self.Span, Parent: t.parent, Kind: span.Server, Start: x.arrived})
 	}
