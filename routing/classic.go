@@ -7,7 +7,7 @@ import (
 )
 
 // pool is the entries of a group that a classic policy may choose from: those of the best level, in the group's order.
-// It needs no memory: each walk skips the others.
+// It needs no memory: each walk (all) skips the others.
 type pool struct {
 	s      *Snapshot
 	g      *group
@@ -47,6 +47,15 @@ func (x *pool) allows(e *entry) bool {
 	return e.fits(x.r) && e.level(e.peer.view.Load(), x.r, x.now, x.class) <= x.worst
 }
 
+// all yields the pool's replicas in the group's order.
+func (x *pool) all(yield func(*Peer) bool) {
+	for i := range x.g.entries {
+		if e := &x.g.entries[i]; x.allows(e) && !yield(e.peer) {
+			return
+		}
+	}
+}
+
 // decision returns the choice of p.
 func (x *pool) decision(p *Peer, why Reason) Decision {
 	if x.reason != ReasonNone {
@@ -63,24 +72,19 @@ func (x *pool) least(rnd *rand.Rand, cost func(l load) float64) Decision {
 	var best, second *Peer
 	var low, next float64
 	ties := uint64(1)
-	for i := range x.g.entries {
-		e := &x.g.entries[i]
-		if !x.allows(e) {
-			continue
-		}
-		l := e.peer.load(e.peer.view.Load(), x.s)
-		switch c := cost(l); {
+	for p := range x.all {
+		switch c := cost(p.load(p.view.Load(), x.s)); {
 		case best == nil || c < low:
 			second, next = best, low
-			best, low, ties = e.peer, c, 1
+			best, low, ties = p, c, 1
 		case c == low:
 			ties++
-			second, next = e.peer, c
+			second, next = p, c
 			if rnd != nil && intn(rnd, ties) == 0 {
-				best, second = e.peer, best
+				best, second = p, best
 			}
 		case second == nil || c < next:
-			second, next = e.peer, c
+			second, next = p, c
 		}
 	}
 	d := x.decision(best, ReasonBest)
@@ -99,13 +103,11 @@ func (*random) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Deci
 		return s.none(x.g, r, now)
 	}
 	k := intn(rnd, uint64(x.n))
-	for i := range x.g.entries {
-		if e := &x.g.entries[i]; x.allows(e) {
-			if k == 0 {
-				return x.decision(e.peer, ReasonRandom)
-			}
-			k--
+	for p := range x.all {
+		if k == 0 {
+			return x.decision(p, ReasonRandom)
 		}
+		k--
 	}
 	return s.none(x.g, r, now) // the last one was put aside meanwhile
 }
@@ -155,16 +157,12 @@ func (*ewma) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Decisi
 	}
 	var two [2]*Peer
 	k := 0
-	for i := range x.g.entries {
-		e := &x.g.entries[i]
-		if !x.allows(e) {
-			continue
-		}
+	for p := range x.all {
 		if k == a {
-			two[0] = e.peer
+			two[0] = p
 		}
 		if k == b {
-			two[1] = e.peer
+			two[1] = p
 		}
 		k++
 	}
@@ -226,16 +224,12 @@ func (a *roundRobin) Pick(s *Snapshot, r *Request, now time.Time, _ *rand.Rand) 
 	defer a.mu.Unlock()
 	turn := a.of(r.Model)
 	var first, next *Peer
-	for i := range x.g.entries {
-		e := &x.g.entries[i]
-		if !x.allows(e) {
-			continue
-		}
+	for p := range x.all {
 		if first == nil {
-			first = e.peer
+			first = p
 		}
-		if e.peer.boot > turn.last {
-			next = e.peer
+		if p.boot > turn.last {
+			next = p
 			break
 		}
 	}
@@ -265,21 +259,16 @@ func (a *weightedRoundRobin) Pick(s *Snapshot, r *Request, now time.Time, _ *ran
 	turn := a.of(r.Model)
 	var best *Peer
 	sum, high := 0.0, 0.0
-	for i := range x.g.entries {
-		e := &x.g.entries[i]
-		if !x.allows(e) {
-			continue
-		}
+	for p := range x.all {
 		w := 1.0
-		if v := e.peer.view.Load(); v != nil {
-			w = v.report.Weight.Or(1)
-			w *= e.peer.ramp(v, s, x.now)
+		if v := p.view.Load(); v != nil {
+			w = v.report.Weight.Or(1) * p.ramp(v, s, x.now)
 		}
 		sum += w
-		c := turn.weights[e.peer.boot] + w
-		turn.weights[e.peer.boot] = c
+		c := turn.weights[p.boot] + w
+		turn.weights[p.boot] = c
 		if best == nil || c > high {
-			best, high = e.peer, c
+			best, high = p, c
 		}
 	}
 	if best == nil {

@@ -95,10 +95,8 @@ func (a *consistentHash) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.
 	limit := math.Inf(1)
 	if a.bound > 0 {
 		total := int64(1)
-		for i := range x.g.entries {
-			if e := &x.g.entries[i]; x.allows(e) {
-				total += e.peer.inflight.Load()
-			}
+		for p := range x.all {
+			total += p.inflight.Load()
 		}
 		limit = math.Ceil(a.bound * float64(total) / float64(x.n))
 	}

@@ -124,23 +124,28 @@ func findLabel(labels []byte, name string) ([]byte, bool) {
 	return nil, false
 }
 
+// plain returns the byte that an escaped label value starts with and how long its escaped form is.
+func plain(raw []byte) (c byte, used int) {
+	if raw[0] == '\\' && len(raw) > 1 {
+		switch raw[1] {
+		case 'n':
+			return '\n', 2
+		case '\\', '"':
+			return raw[1], 2
+		}
+	}
+	return raw[0], 1
+}
+
 // equalUnescaped compares an escaped label value with a plain one.
 func equalUnescaped(raw []byte, want string) bool {
 	j := 0
-	for i := 0; i < len(raw); i++ {
-		c := raw[i]
-		if c == '\\' && i+1 < len(raw) {
-			switch raw[i+1] {
-			case 'n':
-				c, i = '\n', i+1
-			case '\\', '"':
-				i++
-				c = raw[i]
-			}
-		}
+	for len(raw) > 0 {
+		c, used := plain(raw)
 		if j >= len(want) || want[j] != c {
 			return false
 		}
+		raw = raw[used:]
 		j++
 	}
 	return j == len(want)
@@ -149,18 +154,9 @@ func equalUnescaped(raw []byte, want string) bool {
 // unescape returns the plain form of a label value.
 func unescape(raw []byte) string {
 	out := make([]byte, 0, len(raw))
-	for i := 0; i < len(raw); i++ {
-		c := raw[i]
-		if c == '\\' && i+1 < len(raw) {
-			switch raw[i+1] {
-			case 'n':
-				c, i = '\n', i+1
-			case '\\', '"':
-				i++
-				c = raw[i]
-			}
-		}
-		out = append(out, c)
+	for len(raw) > 0 {
+		c, used := plain(raw)
+		out, raw = append(out, c), raw[used:]
 	}
 	return string(out)
 }

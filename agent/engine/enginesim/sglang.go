@@ -22,24 +22,10 @@ func (sglang) defaultMax() int     { return 16 }
 
 func (sglang) header(h http.Header, _ int) { h.Set("Server", "uvicorn") }
 
-func (sglang) head(b []byte, a *answer, object string) []byte {
-	b = appendField(append(b, '{'), "id", a.id)
-	b = appendField(append(b, ','), "object", object)
-	b = appendInt(append(b, ','), "created", int(a.created))
-	return append(appendField(append(b, ','), "model", a.model), ',')
-}
-
-func (d sglang) chunk(b []byte, a *answer) []byte {
-	if a.chat {
-		return d.head(b, a, "chat.completion.chunk")
-	}
-	return d.head(b, a, "text_completion")
-}
-
 // choice is one chunk with one choice; text and role are JSON values.
 func (d sglang) choice(b []byte, a *answer, role, text, finish string) []byte {
 	return event(b, func(b []byte) []byte {
-		b = appendInt(append(d.chunk(b, a), `"choices":[{`...), "index", a.index)
+		b = appendInt(append(openChunk(b, a), `"choices":[{`...), "index", a.index)
 		if a.chat {
 			b = append(b, `,"delta":{"role":`+role+`,"content":`+text+`,"reasoning_content":null,"tool_calls":null}`...)
 		} else {
@@ -86,7 +72,7 @@ func (sglang) counts(b []byte, a *answer) []byte {
 }
 
 func (d sglang) usage(b []byte, a *answer) []byte {
-	return event(b, func(b []byte) []byte { return append(d.counts(append(d.chunk(b, a), `"choices":[],`...), a), '}') })
+	return event(b, func(b []byte) []byte { return append(d.counts(append(openChunk(b, a), `"choices":[],`...), a), '}') })
 }
 
 func (d sglang) whole(b []byte, a *answer, choices []choice) []byte {
@@ -94,7 +80,7 @@ func (d sglang) whole(b []byte, a *answer, choices []choice) []byte {
 	if !a.chat {
 		object = "text_completion"
 	}
-	b = append(d.head(b, a, object), `"choices":[`...)
+	b = append(openHead(b, a, object), `"choices":[`...)
 	for i, c := range choices {
 		if i > 0 {
 			b = append(b, ',')

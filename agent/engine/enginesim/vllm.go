@@ -25,23 +25,25 @@ func (vllm) header(h http.Header, _ int) {
 	h.Set("Vary", "Origin")
 }
 
-func (vllm) head(b []byte, a *answer, object string) []byte {
+// openHead begins an answer in the order of fields that vLLM and SGLang share.
+func openHead(b []byte, a *answer, object string) []byte {
 	b = appendField(append(b, '{'), "id", a.id)
 	b = appendField(append(b, ','), "object", object)
 	b = appendInt(append(b, ','), "created", int(a.created))
 	return append(appendField(append(b, ','), "model", a.model), ',')
 }
 
-func (d vllm) chunk(b []byte, a *answer) []byte {
+// openChunk begins a chunk of a stream as openHead does an answer.
+func openChunk(b []byte, a *answer) []byte {
 	if a.chat {
-		return d.head(b, a, "chat.completion.chunk")
+		return openHead(b, a, "chat.completion.chunk")
 	}
-	return d.head(b, a, "text_completion")
+	return openHead(b, a, "text_completion")
 }
 
 func (d vllm) role(b []byte, a *answer) []byte {
 	return event(b, func(b []byte) []byte {
-		b = append(d.chunk(b, a), `"choices":[{`...)
+		b = append(openChunk(b, a), `"choices":[{`...)
 		b = appendInt(b, "index", a.index)
 		b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],`...)
 		if a.running {
@@ -53,7 +55,7 @@ func (d vllm) role(b []byte, a *answer) []byte {
 
 func (d vllm) delta(b []byte, a *answer, text, finish string) []byte {
 	return event(b, func(b []byte) []byte {
-		b = appendInt(append(d.chunk(b, a), `"choices":[{`...), "index", a.index)
+		b = appendInt(append(openChunk(b, a), `"choices":[{`...), "index", a.index)
 		if a.chat {
 			b = append(appendField(append(b, `,"delta":{`...), "content", text), '}')
 		} else {
@@ -106,7 +108,7 @@ func (d vllm) usage(b []byte, a *answer) []byte {
 		more = `,"created_cache_tokens":0`
 	}
 	return event(b, func(b []byte) []byte {
-		b = d.counts(append(d.chunk(b, a), `"choices":[],`...), a, d.details(a, more))
+		b = d.counts(append(openChunk(b, a), `"choices":[],`...), a, d.details(a, more))
 		return append(append(append(b, ','), vllmFingerprint...), '}')
 	})
 }
@@ -116,7 +118,7 @@ func (d vllm) whole(b []byte, a *answer, choices []choice) []byte {
 	if !a.chat {
 		object, created = "text_completion", "null"
 	}
-	b = append(d.head(b, a, object), `"choices":[`...)
+	b = append(openHead(b, a, object), `"choices":[`...)
 	for i, c := range choices {
 		if i > 0 {
 			b = append(b, ',')
