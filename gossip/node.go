@@ -336,9 +336,17 @@ func (n *Node) drain() {
 	for {
 		select {
 		case e := <-n.events:
-			if m, ok := e.(serf.MemberEvent); ok {
-				n.book.note(m, time.Now())
+			for more := true; more; { // what came at once is published once
+				if m, ok := e.(serf.MemberEvent); ok {
+					n.book.note(m, time.Now())
+				}
+				select {
+				case e = <-n.events:
+				default:
+					more = false
+				}
 			}
+			n.book.publish()
 		case <-n.done:
 			return
 		}
@@ -353,6 +361,7 @@ func (n *Node) tell() {
 		case <-n.done:
 			return
 		}
+		n.chooseKey()
 		for {
 			m, ok := n.book.next()
 			if !ok {
@@ -391,7 +400,6 @@ func (n *Node) tellOne(m news) {
 		level = slog.LevelDebug
 	}
 	n.log.Log(context.Background(), level, "member "+m.event.String(), slog.String(keyMember, m.name), slog.String(keyAddress, id.Addr))
-	n.chooseKey()
 	if n.cfg.OnMember != nil {
 		n.cfg.OnMember(id, m.event)
 	}

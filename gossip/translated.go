@@ -117,8 +117,9 @@ func (n *Node) answers(m news) bool {
 
 // speaksFrom reports whether an alive member has that IP address.
 func (b *book) speaksFrom(ip netip.Addr) bool {
-	_, ok := (*b.ips.Load())[ip]
-	return ok
+	b.ipMu.RLock()
+	defer b.ipMu.RUnlock()
+	return b.ips[ip] > 0
 }
 
 // byBoot finds a member by its boot id.
@@ -141,13 +142,13 @@ func (b *book) refuse(boot uint64, why string) {
 	for name, e := range b.entries {
 		if e.id.Boot == boot && e.bad == "" {
 			e.stock, e.bad = true, why
+			b.put(name, e)
 			if e.alive {
 				b.tell(name, e, MemberUpdated)
 			}
 		}
 	}
-	b.rebuild()
-	b.kick()
+	b.publishLocked()
 }
 
 // allow takes refuse back.
@@ -162,11 +163,11 @@ func (b *book) allow(boot uint64) {
 	for name, e := range b.entries {
 		if e.id.Boot == boot && e.bad == why {
 			e.stock, e.bad = false, ""
+			b.put(name, e)
 			if e.alive {
 				b.tell(name, e, MemberJoined)
 			}
 		}
 	}
-	b.rebuild()
-	b.kick()
+	b.publishLocked()
 }

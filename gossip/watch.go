@@ -1,25 +1,15 @@
 package gossip
 
-import (
-	"cmp"
-	"slices"
-)
+import "cmp"
 
 // Beyond 128 peers a record no longer goes to everybody. Members are put on a ring by a hash of their boot id, and each
 // sends to its 64 predecessors: so each is heard by exactly 64 and hears exactly 64, and one change moves one place.
 
-// predecessors returns the k targets before self on the ring, the nearest first; all of them if there are no more.
-func predecessors(self uint64, ts []target, k int) []target {
-	if len(ts) <= k {
-		return ts
-	}
+// before orders targets by their distance backwards from self on the ring, the nearest first.
+func before(self uint64, a, b target) int {
 	here := ringPlace(self)
-	ring := slices.Clone(ts)
-	slices.SortFunc(ring, func(a, b target) int {
-		// Distance backwards from our place; the subtraction wraps as the ring does.
-		return cmp.Compare(here-ringPlace(a.boot), here-ringPlace(b.boot))
-	})
-	return ring[:k:k]
+	// The subtraction wraps as the ring does. Two of one boot id exist only for a moment, or by a hostile hand.
+	return cmp.Or(cmp.Compare(here-ringPlace(a.boot), here-ringPlace(b.boot)), cmp.Compare(a.addr.Name, b.addr.Name), cmp.Compare(a.addr.Addr, b.addr.Addr))
 }
 
 // ringPlace is the finaliser of SplitMix64: neighbours in number are far apart on the ring.
