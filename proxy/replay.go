@@ -13,7 +13,9 @@ import (
 var errBodyTooLarge = errors.New("request body is larger than the limit")
 
 // replayBudget bounds the memory of all kept bodies together. A body whose model was not seen yet waits for memory that
-// others give back; so that those who wait do not wait for each other, one at a time may pass the limit.
+// others give back; so that those who wait do not wait for each other, one at a time may pass the limit. The first
+// keepAlways of each body are never refused: a sixteenth of the limit is left to them, so that large bodies do not make
+// small ones pass it.
 type replayBudget struct {
 	limit    int64         // bytes
 	patience time.Duration // longest wait for memory
@@ -25,12 +27,17 @@ type replayBudget struct {
 	over    *body         // who may pass the limit
 }
 
+// take takes n bytes for more than the first of a body, if there are.
 func (b *replayBudget) take(n int) bool {
-	if b.used.Add(int64(n)) > b.limit {
-		b.used.Add(-int64(n))
-		return false
+	for {
+		used := b.used.Load()
+		if used+int64(n) > b.limit-b.limit/16 {
+			return false
+		}
+		if b.used.CompareAndSwap(used, used+int64(n)) {
+			return true
+		}
 	}
-	return true
 }
 
 // give gives a body's memory back.
@@ -50,7 +57,8 @@ func (b *replayBudget) give(n int, of *body) {
 	}
 }
 
-// wait waits for n bytes for the body, and reports whether it got them.
+// wait waits for n bytes for the body, and reports whether it got them. A client that hangs up meanwhile ends ctx, unless the
+// sockets' buffers are full of its body: its end stands behind what nobody reads then, and patience ends the wait.
 func (b *replayBudget) wait(ctx context.Context, n int, by *body) bool {
 	b.waiting.Add(1)
 	defer b.waiting.Add(-1)
