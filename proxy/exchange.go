@@ -100,6 +100,11 @@ type exchange struct {
 
 // serve runs one request from its head to its end.
 func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) {
+	if src != nil {
+		// A request with a body is none for an upgrade (RFC 6455 4.1: a GET, which has none): behind an upgrade's head the
+		// bytes go as they are, so to an engine that declines it a body would be the next request.
+		in.Upgrade = ""
+	}
 	n := p.inflight.Add(1)
 	rnd := p.rnds.Get().(*mathrand.Rand)
 	l, ok := ctx.(*life)

@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -74,6 +75,28 @@ func TestC39NoSmuggledUpgrade(t *testing.T) {
 		assert.Equal(t, 200, resp.StatusCode)
 		assert.Empty(t, e.last().Get("Upgrade"))
 		assert.Empty(t, e.last().Get("Http2-Settings"))
+	})
+}
+
+// A body behind a head that asks for an upgrade is a body, framed as such: an engine that declines the upgrade would take it
+// for the next request.
+func TestUpgradeWithABody(t *testing.T) {
+	hops(t, func(t *testing.T, order []uint64, target int) {
+		const hidden = "GET /v1/hidden HTTP/1.1\r\nHost: x\r\n\r\n"
+		for _, framed := range []string{
+			fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(hidden), hidden),
+			fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(hidden), hidden),
+		} {
+			e := answers(200, okAnswer)
+			f := newFleet(t, order, nil, pair(target, e)...)
+			c, err := f.net.dial(context.Background(), "", f.clients[0])
+			require.NoError(t, err)
+			resp, _ := raw(t, c, []byte("GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n"+framed))
+			assert.Equal(t, 200, resp.StatusCode)
+			assert.Equal(t, []string{hidden}, e.bodies)
+			assert.Empty(t, e.last().Get("Upgrade"))
+			_ = c.Close()
+		}
 	})
 }
 

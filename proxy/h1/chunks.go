@@ -39,6 +39,7 @@ type Chunks struct {
 	left   int64 // payload bytes left of this chunk
 	line   int   // bytes of this line
 	extras int   // bytes of trailers
+	fields int   // trailer fields
 	name   bool  // the trailer line's colon has come
 	lines  []byte
 }
@@ -50,7 +51,7 @@ func (c *Chunks) Trailer() []Field {
 	}
 	h := head{length: -1}
 	if h.parse(append(c.lines, '\r', '\n')) != nil {
-		return nil // more fields than a head may have
+		return nil // a length that is none: it frames nothing here
 	}
 	return h.fields
 }
@@ -147,6 +148,9 @@ func (c *Chunks) Next(p []byte) (data []byte, n int, err error) {
 			}
 			if !token[b] {
 				return nil, i, errTrailer
+			}
+			if c.fields++; c.fields > MaxFields {
+				return nil, i, errTrailerMax
 			}
 			c.name = false
 			c.state = trailerLine

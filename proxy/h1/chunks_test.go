@@ -74,6 +74,7 @@ func TestChunksRefused(t *testing.T) {
 		"trailer folded":        "0\r\nX: a\r\n b\r\n\r\n",
 		"trailer bare LF":       "0\r\nX: a\nY: b\r\n\r\n",
 		"end with bare LF":      "0\r\n\n",
+		"many trailers":         "0\r\n" + strings.Repeat("X: a\r\n", MaxFields+1) + "\r\n",
 		"huge trailers":         "0\r\n" + strings.Repeat("X: "+strings.Repeat("a", 1000)+"\r\n", 20) + "\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {

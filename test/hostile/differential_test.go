@@ -128,6 +128,12 @@ func TestDifferential(t *testing.T) {
 func send(f front, c oddRequest) (o outcome) {
 	read, malformed, smuggled := f.back.read.Load(), f.back.malformed.Load(), f.back.smuggled.Load()
 	defer func() {
+		// What the front has sent on is read a little later.
+		settle := 10 * time.Millisecond
+		if o.status == 0 {
+			settle = 50 * time.Millisecond
+		}
+		time.Sleep(settle)
 		o.read, o.malformed, o.smuggled = int(f.back.read.Load()-read), int(f.back.malformed.Load()-malformed), int(f.back.smuggled.Load()-smuggled)
 	}()
 	nc, err := net.Dial("tcp", f.addr)
