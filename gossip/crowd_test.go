@@ -149,6 +149,23 @@ func crowd(t *testing.T, n int, profile string, window, oldest time.Duration) {
 			return true
 		})
 		t.Logf("a flag was known to all %v after its last direct sending", took)
+
+		// So is a goodbye, before memberlist's word of the leave, which alone would be taken for a failure.
+		leaver := c.agents[5]
+		c.agents = slices.Delete(c.agents, 5, 6)
+		leaver.stop()
+		took = c.until(3*time.Second, "goodbye known to all", func() bool {
+			for _, a := range c.agents {
+				if !a.report(leaver.boot).Goodbye {
+					return false
+				}
+			}
+			return true
+		})
+		t.Logf("a goodbye was known to all after %v", took)
+		c.until(15*time.Second, "left for all", func() bool { return c.saw("left n5.") == n-1 })
+		assert.Zero(t, c.saw("failed n5."))
+		<-leaver.ended
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		t.Logf("heap %d KiB an agent", m.HeapAlloc/uint64(n)>>10)

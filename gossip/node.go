@@ -262,11 +262,13 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	work, stop := context.WithCancel(ctx)
 	defer stop()
+	relay, stopRelay := context.WithCancel(context.WithoutCancel(ctx)) // until we left: our goodbye goes that way too
+	defer stopRelay()
 	var wg sync.WaitGroup
 	wg.Go(func() { n.join.run(work) })
 	wg.Go(func() { n.publish(work) })
 	wg.Go(func() { n.publishBackground(work) })
-	wg.Go(func() { n.spread(work) })
+	wg.Go(func() { n.spread(relay) })
 	wg.Go(func() { n.retag(work) })
 	wg.Go(func() { n.shed(work) })
 	var err error
@@ -281,6 +283,7 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 	}
 	stop()
+	stopRelay()
 	n.Close()
 	wg.Wait()
 	return err

@@ -21,6 +21,8 @@ const (
 
 	urgentTimes = 3 // sendings of a flag change
 	urgentGap   = 100 * time.Millisecond
+
+	staleSample = 500 * time.Millisecond // age of a report, made ten times as often, that says its agent was held up
 )
 
 // Budget is how often records may go out for a number of peers.
@@ -55,7 +57,9 @@ const (
 
 // compare decides whether now is worth a record when the peers know sent:
 // the predicted wait of a 1,000-token prompt moved by at least max(20 ms, 10 %), or waiting or held crossed 0, 1, 2, 4, 8, …,
-// or KV use crossed 0.80, 0.90, 0.95 (0.02 hysteresis), or the model list changed. Any change of flags or state is urgent.
+// or KV use crossed 0.80, 0.90, 0.95 (0.02 hysteresis), or the model list changed, or the peers were told of half a second
+// ago or more and now is newer: a process that was stopped wakes with a heartbeat due and an old report in hand. Any change
+// of flags or state is urgent.
 func compare(sent, now *routing.Report) change {
 	switch {
 	case sent.Flags != now.Flags, sent.State != now.State, sent.LowestClass != now.LowestClass, sent.Kept != now.Kept, sent.Goodbye != now.Goodbye:
@@ -65,6 +69,8 @@ func compare(sent, now *routing.Report) change {
 	case sent.ModelsDigest != now.ModelsDigest, sent.Weight != now.Weight, sent.RunLimit != now.RunLimit:
 		return changeLoad
 	case crossedKV(sent.KVUsed, now.KVUsed):
+		return changeLoad
+	case sent.Age >= staleSample && now.Age < sent.Age/2:
 		return changeLoad
 	}
 	a, b := predictedWait(sent), predictedWait(now)

@@ -111,6 +111,12 @@ func TestCompare(t *testing.T) {
 		tc.f(&b)
 		assert.Equal(t, tc.want, compare(&a, &b), tc.name)
 	}
+	held := base()
+	held.Age = 2 * time.Second
+	again := base()
+	assert.Equal(t, changeLoad, compare(&held, &again), "what the peers know was old when it was sent")
+	again.Age = 1900 * time.Millisecond
+	assert.Equal(t, changeNone, compare(&held, &again), "nothing newer is known")
 	idle, busy := routing.Report{PrefillRate: routing.Some(50_000.0)}, routing.Report{PrefillRate: routing.Some(50_000.0), PendingTokens: routing.Some(500)}
 	assert.Equal(t, changeNone, compare(&idle, &busy), "10 ms is nothing, though it is 50 %")
 }
@@ -180,6 +186,26 @@ func TestPacer(t *testing.T) {
 			return r
 		})
 		assert.Equal(t, []time.Duration{0, 50 * time.Millisecond, 150 * time.Millisecond, 250 * time.Millisecond}, s)
+	})
+	t.Run("after a stop the old report is followed by the new one", func(t *testing.T) {
+		p := newPacer(budgetFor(&lan, 9, recordBytes, packetBudget))
+		const stop = 2500 * time.Millisecond // the report is made every 50 ms, but between 0.5 s and 3 s
+		s := simulate(p, 3700*time.Millisecond, func(el time.Duration) routing.Report {
+			r := quiet
+			r.Age = el % (50 * time.Millisecond)
+			if el >= 500*time.Millisecond && el < 500*time.Millisecond+stop {
+				r.Age = el - 500*time.Millisecond
+			}
+			return r
+		})
+		var after []time.Duration
+		for _, at := range s {
+			if at >= 3*time.Second {
+				after = append(after, at)
+			}
+		}
+		assert.LessOrEqual(t, len(after), 2, "and then by heartbeats")
+		assert.LessOrEqual(t, after[0], 3100*time.Millisecond)
 	})
 	t.Run("a flapping flag stays at 10 a second", func(t *testing.T) {
 		p := newPacer(budgetFor(&lan, 9, recordBytes, packetBudget))

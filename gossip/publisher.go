@@ -92,14 +92,14 @@ func (p *publisher) take(n *Node, now time.Time) (r routing.Report, send, urgent
 	if p.at.IsZero() {
 		return r, false, false, time.Hour
 	}
-	send, wait = p.pace.due(&p.cur, now)
+	r = p.cur
+	r.Age += now.Sub(p.at)
+	send, wait = p.pace.due(&r, now)
 	if !send {
 		return r, false, false, wait
 	}
-	urgent = compare(&p.pace.sent, &p.cur) == changeUrgent
-	r = p.cur
-	r.Age += now.Sub(p.at)
-	p.pace.wrote(&p.cur, now)
+	urgent = compare(&p.pace.sent, &r) == changeUrgent
+	p.pace.wrote(&r, now)
 	n.stampLocked(&r)
 	return r, true, urgent, 0
 }
