@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,7 @@ type agent struct {
 	ended chan struct{}
 	err   error
 	log   *safeLog
+	table atomic.Pointer[routing.Table] // nil: nobody picks here
 
 	mu      sync.Mutex
 	events  []string // "joined n.0000", in order
@@ -77,6 +79,11 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 		cfg.Logger = slog.New(slog.NewTextHandler(a.log, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
 	cfg.OnMember = func(m routing.Member, e gossip.MemberEvent) {
+		if t := a.table.Load(); t != nil && e.Alive() {
+			t.SetMember(m, time.Now())
+		} else if t != nil {
+			t.RemoveMember(m.Boot, time.Now())
+		}
 		a.mu.Lock()
 		block := a.block
 		a.mu.Unlock()
@@ -93,6 +100,9 @@ func build(t testing.TB, name string, boot uint64, cfg gossip.Config) *agent {
 		}
 	}
 	cfg.OnReport = func(r routing.Report) {
+		if t := a.table.Load(); t != nil {
+			t.Update(r, time.Now())
+		}
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		now := time.Now()

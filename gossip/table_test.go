@@ -32,7 +32,7 @@ var asked = []struct {
 	{5, "30 agents, 5 % loss, 30 s at 4/s", "≥ 94 % arrive, no age > 3 heartbeats, no failed event", "gossip.TestLoss test/gossip.TestPackets", ""},
 	{6, "order of records", "5, 6, wrap accepted; a new boot applied at once, the old one evicted", "gossip.TestHeardOrder gossip.TestC72RestartSameName", ""},
 	{7, "any bytes", "no panic, no allocation, counters add up", "gossip.FuzzDecodeReport gossip.TestCodecAllocates gossip.TestCodecRefuses", ""},
-	{8, "kill -9 of one of 10", "failed at all ≤ 6 s; no request to it after 3 heartbeats or the first refusal", "gossip.TestJoinAndKill test/gossip.TestProcesses test/e2e.TestKillAgent", ""},
+	{8, "kill -9 of one of 10", "failed at all ≤ 6 s; no request to it after 3 heartbeats or the first refusal", "gossip.TestJoinAndKill gossip.TestSilentGetsNoRequest test/gossip.TestProcesses test/e2e.TestKillAgent", ""},
 	{9, "SIGTERM of one of 10 under load", "goodbye ≤ 50 ms, leave ≤ 1.5 s, no failed event, exit ≤ drain + 4 s, 0 failed requests", "gossip.TestCluster64 test/gossip.TestProcesses", ""},
 	{10, "SIGSTOP for 2 s, 5 times", "0 failed events; skipped after 3 heartbeats, back ≤ 200 ms after SIGCONT", "test/gossip.TestProcesses", "measured with some 30 other tasks on two cores, where an agent waits for its turn after SIGCONT; the bound of the test is 1 s"},
 	{11, "a starved agent among 10: half a core shared with busy loops, 25 s", "20 busy loops: 0 failed events; 100: at most the starved one, which comes back", "test/gossip.TestStarved", "a control group in place of GOMAXPROCS=1, so that the others are not starved too; beside loops nothing could be said yet: the machine was too busy each time"},

@@ -60,6 +60,8 @@ func (n *Node) stranger(b []byte, from netip.AddrPort) {
 		clear(n.strangers.tried)
 	}
 	n.strangers.tried[boot] = now
+	// Never after Close began to wait: this is the transport's reader, which ends in Serf's shutdown, and until that is over
+	// drain and tell are counted too.
 	n.wg.Go(func() { n.checkTranslated(m, ip) })
 }
 

@@ -2,6 +2,8 @@ package gossip_test
 
 import (
 	"bytes"
+	"net"
+	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
@@ -76,4 +78,39 @@ func TestTranslated(t *testing.T) {
 	assert.Equal(t, joined, a.log.count("member joined"), "no flapping")
 	assert.False(t, a.knows(m.boot))
 	assert.True(t, a.knows(b.boot))
+}
+
+// A node ends while packets in a member's name come from an address that is no member's, each of which starts a check.
+func TestCloseAmongStrangers(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs the whole of 127.0.0.0/8 on loopback")
+	}
+	stranger, err := net.ListenPacket("udp", "127.0.0.3:0")
+	require.NoError(t, err)
+	defer stranger.Close()
+	b := start(t, "b", 0xB00000001, gossip.Config{Listen: "127.0.0.1:0"})
+	b.Offer(load(1))
+	r := load(1)
+	r.Boot, r.Seq = b.boot, 1
+	packet := gossip.EncodeReport([]byte{8, 0xC7}, &r) // memberlist's user message, our type
+	checks := 0
+	for i := range 8 {
+		a := build(t, "a", uint64(0xA00000001+i), gossip.Config{Listen: "127.0.0.1:0", Join: []string{b.Addr()}})
+		a.run()
+		require.Eventually(t, func() bool { return a.knows(b.boot) }, 5*time.Second, time.Millisecond)
+		to := net.UDPAddrFromAddrPort(netip.MustParseAddrPort(a.Addr()))
+		flood := make(chan struct{})
+		go func() {
+			defer close(flood)
+			for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Microsecond) {
+				_, _ = stranger.WriteTo(packet, to) // nobody there any more is fine
+			}
+		}()
+		time.Sleep(time.Duration(i) * time.Millisecond / 2)
+		a.Close()
+		<-flood
+		a.end()
+		checks += a.Node.Checked()
+	}
+	assert.Positive(t, checks, "some checks were started")
 }
