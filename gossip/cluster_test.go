@@ -254,6 +254,36 @@ func TestTwoAgentsOneName(t *testing.T) {
 	})
 }
 
+// A whole Deployment with one name in its template: all stay, each says so once, and nobody asks everybody after everybody.
+func TestManyAgentsOneName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		packets := func(name func(int) string) uint64 {
+			c := newCluster(t)
+			for i := range 30 {
+				c.add(name(i))
+				time.Sleep(50 * time.Millisecond)
+			}
+			c.until(15*time.Second, "complete", c.complete)
+			time.Sleep(10 * time.Second)
+			assert.True(t, c.complete())
+			assert.Zero(t, c.saw("replaced"))
+			for _, a := range c.agents {
+				if same := a.log.count("same node name"); name(0) == name(1) {
+					assert.Equal(t, 1, same)
+				} else {
+					assert.Zero(t, same)
+				}
+				a.kill()
+			}
+			return c.net.Traffic().Packets
+		}
+		own := packets(func(i int) string { return fmt.Sprintf("n%d", i) })
+		one := packets(func(int) string { return "grapevine" })
+		t.Logf("packets of 30 agents in 10 s: %d, and %d under one name", own, one)
+		assert.Less(t, one, own+own/5)
+	})
+}
+
 func TestLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)

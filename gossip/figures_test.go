@@ -355,8 +355,15 @@ func TestNoPlaintext(t *testing.T) {
 
 const otherKey = "/////wQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
-// Keys are rolled one agent after the other while loads flow, and agents join at every step.
+// Keys are rolled one agent after the other while loads flow, and agents join at every step; also where a tenth of the
+// packets is lost, the word of who can read which key among them.
 func TestKeyRotation(t *testing.T) {
+	for _, loss := range []float64{0, 0.1} {
+		t.Run(fmt.Sprintf("%.0f %% lost", 100*loss), func(t *testing.T) { rotateKeys(t, loss) })
+	}
+}
+
+func rotateKeys(t *testing.T, loss float64) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
 		oldKey, newKey := keys(t, testKey), keys(t, otherKey)
@@ -373,6 +380,7 @@ func TestKeyRotation(t *testing.T) {
 		c.cfg.Keys = oldKey
 		c.grow(5)
 		c.until(10*time.Second, "complete", c.complete)
+		c.net.SetLoss(loss)
 
 		c.cfg.Keys = both
 		c.add("early") // knows both, the cluster only the old one
@@ -405,7 +413,7 @@ func TestKeyRotation(t *testing.T) {
 			assert.Equal(t, []gossip.KeyInfo{{ID: gossip.KeyID(newKey[0]), Sending: true, KnownBy: 7}}, a.Keys())
 		}
 		assert.Error(t, c.agents[0].UseKey("00000000"))
-		gossiptest.Figure(t, 19, "7 agents, longest gap between two records of anybody %v, no failed event", worst)
+		gossiptest.Figure(t, 19, "7 agents, %.0f %% of the packets lost: longest gap between two records of anybody %v, no failed event", 100*loss, worst)
 		assert.Less(t, worst, 3600*time.Millisecond)
 	})
 }

@@ -12,6 +12,7 @@ import (
 const (
 	maxParked    = 256
 	parkedFor    = 5 * time.Second
+	sweepEvery   = 50 * time.Millisecond
 	silentAfter  = 3 // heartbeats
 	silentMargin = 200 * time.Millisecond
 )
@@ -24,6 +25,7 @@ type heard struct {
 	goodbyeAt time.Time     // of the last goodbye of anybody
 	voices    map[uint64]*voice
 	parked    map[uint64]parkedRecord
+	sweepAt   time.Time // before it no parked record is looked for that is too old
 }
 
 // voice is what we know of the records of one boot id.
@@ -91,6 +93,10 @@ func (h *heard) park(v *voice, r *routing.Report, now time.Time) verdict {
 		return verdictOld
 	}
 	if !ok && len(h.parked) >= maxParked {
+		if now.Before(h.sweepAt) {
+			return verdictFull // in a flood, not a search for each record
+		}
+		h.sweepAt = now.Add(sweepEvery)
 		for boot, p := range h.parked {
 			if now.Sub(p.at) >= parkedFor {
 				delete(h.parked, boot)

@@ -35,13 +35,15 @@ type book struct {
 	left    map[uint64]bool // boot ids that left on purpose, remembered longer than their members
 	leftAge []uint64        // the same, oldest first
 
-	peers    []target                 // alive replicas but ourselves, the nearest before us on the ring first
-	changed  bool                     // peers differs from targets
-	targets  atomic.Pointer[[]target] // copy of peers for all who read
-	direct   atomic.Pointer[[]target] // those of them that get our records directly
-	alive    atomic.Int64             // how many are in targets, counted with ourselves
-	foreign  atomic.Int64             // alive members that are no replicas of this cluster
-	replaced atomic.Int64             // how often replace found something; 0 spares revive its search
+	peers   []target                 // alive replicas but ourselves, the nearest before us on the ring first
+	changed bool                     // peers differs from targets
+	targets atomic.Pointer[[]target] // copy of peers for all who read
+	direct  atomic.Pointer[[]target] // those of them that get our records directly
+	alive   atomic.Int64             // how many are in targets, counted with ourselves
+	foreign atomic.Int64             // alive members that are no replicas of this cluster
+
+	replaced    map[uint64]string // boot ids whose members replace took out, and their names
+	anyReplaced atomic.Bool       // spares revive the lock on all other days
 
 	pods map[string]int // how many of peers have a pod name: former lives, or an operator's mistake
 
@@ -80,7 +82,7 @@ type target struct {
 func newBook(self string, boot uint64, cluster string, p *Profile) *book {
 	b := &book{
 		self: self, boot: boot, cluster: cluster, profile: p, entries: make(map[string]*entry), left: make(map[uint64]bool), refused: make(map[uint64]string),
-		pods: make(map[string]int), ips: make(map[netip.Addr]int), wake: make(chan struct{}, 1),
+		replaced: make(map[uint64]string), pods: make(map[string]int), ips: make(map[netip.Addr]int), wake: make(chan struct{}, 1),
 	}
 	b.targets.Store(new([]target))
 	b.direct.Store(new([]target))
@@ -152,6 +154,7 @@ func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
 			b.put(m.Name, e)
 			b.tell(m.Name, e, MemberGone)
 			delete(b.refused, e.id.Boot)
+			b.forgetReplaced(e.id.Boot)
 		}
 	}
 }
@@ -316,26 +319,35 @@ func (b *book) replace(name string) bool {
 	e.alive = false
 	b.put(name, e)
 	b.tell(name, e, MemberReplaced)
-	b.replaced.Add(1)
+	b.replaced[e.id.Boot] = name
+	b.anyReplaced.Store(true)
 	b.publishLocked()
 	return true
 }
 
-// revive undoes replace when a record of the member arrives.
+// revive undoes replace when a record of the member arrives. It is called for every parked record, by the packet goroutine.
 func (b *book) revive(boot uint64) {
-	if b.replaced.Load() == 0 {
-		return // the usual case, in the packet goroutine
+	if !b.anyReplaced.Load() {
+		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for name, e := range b.entries {
-		if e.id.Boot == boot && e.event == MemberReplaced && !e.alive {
-			e.alive = true
-			b.put(name, e)
-			b.tell(name, e, MemberJoined)
-			b.publishLocked()
-		}
+	name, ok := b.replaced[boot]
+	if !ok {
+		return
 	}
+	b.forgetReplaced(boot)
+	if e := b.entries[name]; e != nil && e.id.Boot == boot && e.event == MemberReplaced && !e.alive {
+		e.alive = true
+		b.put(name, e)
+		b.tell(name, e, MemberJoined)
+		b.publishLocked()
+	}
+}
+
+func (b *book) forgetReplaced(boot uint64) {
+	delete(b.replaced, boot)
+	b.anyReplaced.Store(len(b.replaced) > 0)
 }
 
 // isAlive reports whether a member listens on that gossip address.

@@ -49,6 +49,7 @@ type Node struct {
 	stats  counters
 
 	strangers strangers
+	namesakes namesakes
 
 	refusedAt    time.Time // of the last line about a refused member; tell's alone
 	refusedQuiet int       // how many since
@@ -415,37 +416,8 @@ func (n *Node) tellOne(m news) {
 	}
 	if m.event == MemberJoined {
 		n.greet(id.Boot, now)
-		for _, old := range n.book.namesakes(m.id) {
-			if old.since.After(m.since) {
-				continue // that one is the newer; its own join checks us
-			}
-			n.wg.Go(func() { n.checkNamesake(old) })
-		}
-		if m.id.pod == n.id.pod { // our own former life
-			n.wg.Go(func() { n.checkNamesake(m) })
-		}
+		n.checkNamesakes(m)
 	}
-}
-
-// checkNamesake looks whether a member is alive after another one joined under the same name. Usually it is the former
-// life of a killed agent, known dead by this 3 to 5 s before the probes say so. If it answers, two agents share a name.
-func (n *Node) checkNamesake(old news) {
-	ua, err := net.ResolveUDPAddr("udp", old.addr)
-	if err != nil {
-		return
-	}
-	for range 2 {
-		if _, err := n.serf.Memberlist().Ping(old.name, ua); err == nil {
-			n.log.Warn("two agents have the same node name; give each its own GRAPEVINE_NODE_NAME", slog.String(keyMember, old.id.pod))
-			return
-		}
-		select {
-		case <-n.done:
-			return
-		default:
-		}
-	}
-	n.book.replace(old.name)
 }
 
 // Describe changes what our tags say: the kind of engine and the digest of its model list. The change reaches the others
