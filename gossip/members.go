@@ -90,15 +90,18 @@ func newBook(self string, boot uint64, cluster string, p *Profile) *book {
 	return b
 }
 
-// note takes one Serf event; publish makes it known. It never blocks.
-func (b *book) note(e serf.MemberEvent, now time.Time) {
+// note takes Serf's events. It never blocks. Lists and news change together: who is told of a member finds it in the lists.
+func (b *book) note(events []serf.MemberEvent, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, m := range e.Members {
-		if m.Name != b.self {
-			b.noteOne(e.Type, m, now)
+	for _, e := range events {
+		for _, m := range e.Members {
+			if m.Name != b.self {
+				b.noteOne(e.Type, m, now)
+			}
 		}
 	}
+	b.publish()
 }
 
 func (b *book) noteOne(t serf.EventType, m serf.Member, now time.Time) {
@@ -241,14 +244,8 @@ func (b *book) search(t target) (int, bool) {
 	return slices.BinarySearchFunc(b.peers, t, func(x, y target) int { return before(b.boot, x, y) })
 }
 
-// publish shows the lists as they are, and wakes who tells the news.
+// publish shows the lists as they are, and wakes who tells the news. Caller holds mu.
 func (b *book) publish() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.publishLocked()
-}
-
-func (b *book) publishLocked() {
 	if b.changed {
 		b.changed = false
 		ts := slices.Clone(b.peers)
@@ -321,7 +318,7 @@ func (b *book) replace(name string) bool {
 	b.tell(name, e, MemberReplaced)
 	b.replaced[e.id.Boot] = name
 	b.anyReplaced.Store(true)
-	b.publishLocked()
+	b.publish()
 	return true
 }
 
@@ -341,7 +338,7 @@ func (b *book) revive(boot uint64) {
 		e.alive = true
 		b.put(name, e)
 		b.tell(name, e, MemberJoined)
-		b.publishLocked()
+		b.publish()
 	}
 }
 

@@ -337,12 +337,13 @@ func (n *Node) Close() {
 
 // drain notes Serf's events. Serf sends them while it holds its locks, so nothing here may wait.
 func (n *Node) drain() {
+	var batch []serf.MemberEvent
 	for {
 		select {
 		case e := <-n.events:
-			for more := true; more; { // what came at once is published once
+			for more := true; more; { // what came at once is noted at once
 				if m, ok := e.(serf.MemberEvent); ok {
-					n.book.note(m, time.Now())
+					batch = append(batch, m)
 				}
 				select {
 				case e = <-n.events:
@@ -350,7 +351,9 @@ func (n *Node) drain() {
 					more = false
 				}
 			}
-			n.book.publish()
+			n.book.note(batch, time.Now())
+			clear(batch)
+			batch = batch[:0]
 		case <-n.done:
 			return
 		}

@@ -150,7 +150,7 @@ func (b *book) refuse(boot uint64, why string) {
 			}
 		}
 	}
-	b.publishLocked()
+	b.publish()
 }
 
 // allow takes refuse back.
@@ -171,5 +171,5 @@ func (b *book) allow(boot uint64) {
 			}
 		}
 	}
-	b.publishLocked()
+	b.publish()
 }
