@@ -237,7 +237,7 @@ func (x *exchange) nextFit() choice {
 		case <-t.C:
 		}
 		x.tried = slices.DeleteFunc(x.tried, func(b uint64) bool { return slices.Contains(c.busy, b) })
-		c.busy = c.busy[:0]
+		c.busy, x.req.Full = c.busy[:0], false
 	}
 }
 

@@ -407,6 +407,7 @@ func (x *exchange) keep(ans *Answer, fromAgent bool) (s *answer, whole bool) {
 // classifyError says what an error answer means. verdictDone = pass it on.
 func (x *exchange) classifyError(a *attempt, s *answer, reason string) (verdict, routing.Outcome) {
 	if reason != "" {
+		x.req.Full = x.req.Full || reason == errAllFull.Reason || reason == errQueueFull.Reason || reason == errLongWait.Reason
 		return classifyRefusal(reason)
 	}
 	class := ReplyOther

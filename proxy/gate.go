@@ -39,6 +39,7 @@ type gate struct {
 	inside  []*pass // at the engine without a first token, in the order of entry
 	pending int     // their prompt tokens
 	count   int     // at the engine, running ones included
+	classes reserve // what slots are kept free by
 	entered int     // tokens let in since the engine's view, for its KV space
 	view    EngineView
 	learned int     // requests that an engine which tells no limit can use at once; 0 = not known
@@ -56,6 +57,16 @@ type gate struct {
 
 	metrics gateMetrics
 	came    *atomic.Uint64 // counts valid tickets
+}
+
+// starts returns the lowest class of which the engine could start a short request now; 0 = of none. The lock is held.
+func (g *gate) starts(rate float64, step time.Duration, now time.Time) uint8 {
+	for c := routing.ClassBatch; c >= routing.ClassPriority; c-- {
+		if g.room(&hold{req: &routing.Request{Class: c}}, rate, step, now) {
+			return c
+		}
+	}
+	return 0
 }
 
 // gateMetrics counts what the gate did.
@@ -80,6 +91,7 @@ type pass struct {
 	at      time.Time
 	due     time.Time // from when on its prefill is taken as over, whatever the signals say
 	blind   bool      // no first token will be seen
+	line    int       // of its class
 	pending bool
 	inside  bool
 }
@@ -106,8 +118,9 @@ const (
 func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) {
 	rate, step := g.account.speed()
 	g.mu.Lock()
+	g.classes.came(h.line(), now)
 	invited := g.takeTicket(ticket, now)
-	if g.off || g.closed || invited || g.queue.len() == 0 && g.room(h, rate, step, now) {
+	if g.off || g.closed || invited || g.next(h, now) && g.room(h, rate, step, now) {
 		g.metrics.passed.Add(1)
 		p := g.enter(h, rate, step, now)
 		g.mu.Unlock()
@@ -149,6 +162,16 @@ func (g *gate) arrive(h *hold, ticket uint64, now time.Time) (*pass, *apiError) 
 	return nil, nil
 }
 
+// next reports whether nobody waits whose turn is before the request's: nobody at all, or only those of lower classes for whom
+// the slots that are free are not; the lock is held.
+func (g *gate) next(h *hold, now time.Time) bool {
+	n := 0
+	for i := range g.queue.lines[:h.line()+1] {
+		n += g.queue.lines[i].n
+	}
+	return n == 0 && (g.queue.len() == 0 || g.reserve(g.queue.head().line(), now) > 0)
+}
+
 // room reports whether the engine could start the request now; the lock is held.
 func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bool {
 	waited := time.Duration(0)
@@ -157,6 +180,7 @@ func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bo
 	}
 	x := g.state(rate)
 	x.Step = step.Seconds()
+	x.Reserve = g.reserve(h.line(), now)
 	return x.Room(h.tokens, waited)
 }
 
@@ -173,8 +197,9 @@ func (g *gate) enter(h *hold, rate float64, step time.Duration, now time.Time) *
 	if p == nil {
 		p = new(pass)
 	}
-	*p = pass{g: g, tokens: h.tokens, at: now, blind: h.blind, pending: true, inside: true}
+	*p = pass{g: g, tokens: h.tokens, at: now, blind: h.blind, line: h.line(), pending: true, inside: true}
 	g.count++
+	g.classes.inside[p.line]++
 	g.pending += h.tokens
 	g.entered += h.tokens
 	p.due = now.Add(time.Duration(float64(g.pending)/rate*float64(time.Second)) + step)
@@ -221,6 +246,7 @@ func (p *pass) done(now time.Time) {
 	if p.inside {
 		p.inside = false
 		g.count--
+		g.classes.inside[p.line]--
 		g.ended++
 		if p.pending {
 			g.unseen++
@@ -253,9 +279,12 @@ func (g *gate) pump(now time.Time) (dry bool) {
 	for {
 		h := g.queue.head()
 		if h == nil {
-			return !g.closed && !g.off && g.room(&hold{}, rate, step, now) && g.expected(now) == 0
+			return !g.closed && !g.off && g.starts(rate, step, now) > 0 && g.expected(now) == 0
 		}
-		if !g.room(h, rate, step, now) {
+		for h != nil && !g.room(h, rate, step, now) {
+			h = g.queue.headAbove(h.line()) // slots may be kept free for those above
+		}
+		if h == nil {
 			g.arm()
 			return false
 		}
@@ -379,6 +408,16 @@ func (g *gate) close() {
 		g.queue.remove(h)
 		h.ready <- leave{how: leftAdmitted, pass: g.enter(h, defaultPrefillRate, 0, time.Now())}
 	}
+}
+
+// limits returns how many requests an engine that tells no limit can use at once, as learned; 0 = not known.
+func (g *gate) limits() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.view.RunLimit.OK {
+		return 0
+	}
+	return g.learned
 }
 
 // load returns how many are held and their prompt tokens.

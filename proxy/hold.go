@@ -133,7 +133,7 @@ func (x *exchange) passOn() (*pass, verdict, routing.Outcome) {
 // classes are refused, and for others the replica is as good as before.
 func (x *exchange) refuse(e *apiError) (verdict, routing.Outcome, bool) {
 	if x.role == roleEntry {
-		x.refused = e
+		x.refused, x.req.Full = e, true
 		return verdictRefused, routing.OutcomeCancelled, false
 	}
 	x.fail(e)

@@ -84,9 +84,15 @@ func (q *holdQueue) push(h *hold) {
 }
 
 // head returns the one whose turn is next, or nil.
-func (q *holdQueue) head() *hold {
+func (q *holdQueue) head() *hold { return q.headAbove(len(q.lines)) }
+
+// headAbove is the same among the classes above a line.
+func (q *holdQueue) headAbove(line int) *hold {
 	var first [len(q.lines)]*hold
 	for _, h := range q.list {
+		if h.line() >= line {
+			continue
+		}
 		if f := &first[h.line()]; *f == nil || h.owner.given < (*f).owner.given {
 			*f = h
 		}

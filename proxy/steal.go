@@ -103,12 +103,13 @@ func (p *Proxy) idle() bool {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return !g.off && !g.closed && g.queue.len() == 0 && g.expected(now) == 0 && g.room(&hold{}, rate, step, now)
+	return !g.off && !g.closed && g.queue.len() == 0 && g.expected(now) == 0 && g.starts(rate, step, now) > 0
 }
 
 // pull asks a victim for one of its held requests:
 //
-//	ticket u64 · our boot id u64 · pending prompt tokens u32 · running u32 · prefill rate f64 · round trip u64 ns
+//	ticket u64 · our boot id u64 · pending prompt tokens u32 · running u32 · prefill rate f64 · round trip u64 ns ·
+//	lowest class that we could start u8
 //
 // The ticket reserves nothing; it lets the request through our gate once.
 func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) (given bool) {
@@ -117,7 +118,7 @@ func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) 
 		return false
 	}
 	g := &p.gate
-	rate, _ := g.account.speed()
+	rate, step := g.account.speed()
 	load := p.account.load()
 	id := rnd.Uint64() | 1
 	now := time.Now()
@@ -126,7 +127,7 @@ func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) 
 		g.tickets = make(map[uint64]ticket)
 	}
 	g.tickets[id] = ticket{until: now.Add(ticketFor)}
-	pending := g.pending
+	pending, lowest := g.pending, g.starts(rate, step, now)
 	g.mu.Unlock()
 
 	a.mu.Lock()
@@ -142,6 +143,7 @@ func (p *Proxy) pull(ctx context.Context, victim *routing.Peer, rnd *rand.Rand) 
 	q = le.AppendUint32(q, uint32(load.Running))
 	q = le.AppendUint64(q, math.Float64bits(rate))
 	q = le.AppendUint64(q, uint64(rtt))
+	q = append(q, lowest)
 	reply, err := a.client.Call(ctx, now.Add(pullLimit), AskSteal, q, nil)
 	if err != nil || len(reply) < 5 {
 		p.metrics.steal.failed.Add(1)
@@ -178,6 +180,9 @@ func (p *Proxy) answerSteal(payload, reply []byte) ([]byte, bool) {
 	if f.bad || !(s.Rate > 0) || s.RoundTrip < 0 {
 		return reply, false
 	}
+	if len(f.b) > 0 { // older agents do not say
+		s.Lowest = f.u8()
+	}
 	tokens := 0
 	if thief := p.cfg.Table.Peer(boot); thief != nil && boot != p.self && id != 0 {
 		tokens = p.gate.give(p.cfg.Table, thief, id, s, time.Now())
@@ -208,7 +213,7 @@ func (g *gate) give(t *routing.Table, thief *routing.Peer, id uint64, s routing.
 	n := 0
 	g.queue.each(func(h *hold, before int) bool {
 		n++
-		if !h.fixed && snap.Serves(thief, h.req) {
+		if !h.fixed && (s.Lowest == 0 || h.line() < int(s.Lowest)) && snap.Serves(thief, h.req) {
 			x := routing.Held{Before: g.pending + before, Here: h.tokens, There: t.Uncached(thief, h.req, now), Rate: rate, FullKV: full}
 			if s.WorthMoving(x) {
 				taken, tokens = h, max(1, x.There)

@@ -77,7 +77,7 @@ func (c *candidates) draw(d int, worst level, rnd *rand.Rand) {
 // put aside; where there are more than fit, with a random choice of them. It returns that level.
 func (c *candidates) best(limit int, rnd *rand.Rand) level {
 	count := c.g.count(c.r, c.now, c.class)
-	worst := count.worst()
+	worst := count.worst(c.r)
 	if worst == levelNever {
 		return worst
 	}
@@ -121,7 +121,7 @@ func (g *group) count(r *Request, now tick, class uint8) levels {
 
 // worst returns up to which level members may be picked: the best level that has any, in a panic also those that are
 // only put aside. levelNever means that none may.
-func (n *levels) worst() level {
+func (n *levels) worst(r *Request) level {
 	best := levelNever
 	for l := range levelNever {
 		if n[l] > 0 {
@@ -129,7 +129,7 @@ func (n *levels) worst() level {
 			break
 		}
 	}
-	if best == levelRefuses || best == levelKept && n[levelRefuses] > 0 {
+	if best == levelRefuses || best == levelKept && (n[levelRefuses] > 0 || r.Full) {
 		return levelNever // those that are kept are not there for what is too much for the others
 	}
 	usable := n[levelOK] + n[levelFull] + n[levelKept] + n[levelRefuses]

@@ -2,8 +2,10 @@ package routing
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestClasses(t *testing.T) {
@@ -44,4 +46,33 @@ func TestClasses(t *testing.T) {
 		}
 	}
 	assert.Equal(t, Classes{}, ClassesOf(99))
+}
+
+// A replica that is kept for a class helps out where the others are dead, and not where they have refused because they are full.
+func TestKeptIsNotForWhatTheOthersRefuse(t *testing.T) {
+	now := t0.Add(time.Second)
+	tab := newFleet(2)
+	one, two := ready(1, 2), ready(2, 2)
+	two.Kept = Classes{ClassPriority, ClassPriority}
+	require.True(t, tab.Update(one, now))
+	require.True(t, tab.Update(two, now))
+	for _, name := range PolicyNames {
+		if name == "local" {
+			continue
+		}
+		p, err := NewPolicy(name)
+		require.NoError(t, err)
+		pick := func(r Request) Decision { return p.Pick(tab.Snapshot(), &r, now, nil) }
+		d := pick(Request{})
+		require.NotNil(t, d.Peer, name)
+		assert.EqualValues(t, 1, d.Peer.Boot(), name)
+		d = pick(Request{Tried: []uint64{1}})
+		require.NotNil(t, d.Peer, name)
+		assert.EqualValues(t, 2, d.Peer.Boot(), name)
+		d = pick(Request{Tried: []uint64{1}, Full: true})
+		assert.Nil(t, d.Peer, name)
+		assert.Equal(t, ReasonAllTried, d.Reason, name)
+		d = pick(Request{Class: ClassPriority, Tried: []uint64{1}, Full: true})
+		assert.NotNil(t, d.Peer, name)
+	}
 }

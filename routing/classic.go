@@ -26,7 +26,7 @@ func newPool(s *Snapshot, r *Request, now time.Time) pool {
 		return x
 	}
 	count := x.g.count(r, x.now, x.class)
-	x.worst = count.worst()
+	x.worst = count.worst(r)
 	if x.worst == levelNever {
 		return x
 	}

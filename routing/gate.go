@@ -26,6 +26,7 @@ const (
 	// with 750 ms, 170 without a gate: the step under way counts as pending until it ends, and prompts do not fill it.)
 	gateBudget   = 8192                   // prompt tokens
 	gateMuch     = 750 * time.Millisecond // of prefill
+	gateShared   = 1.3                    // times what is given at once, where slots are kept free for higher classes
 	GatePatience = 500 * time.Millisecond
 	// gateFullKV is the share of the KV cache from which on an engine with work gets nothing more.
 	gateFullKV = 0.97
@@ -40,6 +41,7 @@ type Gate struct {
 	Rate       float64      // prompt tokens/s
 	Step       float64      // of decoding, s; 0 = unknown
 	RunLimit   Opt[int]     // most requests it runs at once
+	Reserve    int          // … of which so many are kept free for higher classes, see Reserve
 	KVUsed     Opt[float64] // 0..1
 	KVCapacity Opt[int]     // tokens
 }
@@ -48,6 +50,8 @@ type Gate struct {
 // a slot is free, the KV cache has room, and at most so many prompt tokens are pending:
 //
 //	max(min(max(30 ms·R, 64), 800), min(1.5·step·R, 8192), 5 ms·R), growing to max(8192, 750 ms·R) while it waits 0.5 s
+//
+// Where slots are kept free for higher classes it grows by a third: what is in the engine's own queue goes before them.
 func (g *Gate) Room(tokens int, waited time.Duration) bool {
 	if g.AtEngine+g.Foreign == 0 {
 		return true // nothing is there: whatever the pages say, it cannot get better
@@ -56,12 +60,18 @@ func (g *Gate) Room(tokens int, waited time.Duration) bool {
 	least := max(min(max(g.Rate*gateAhead.Seconds(), gateLeast), gateMost), min(g.Rate*gateSteps*g.Step, gateBudget),
 		g.Rate*gateShort.Seconds())
 	most := max(gateBudget, g.Rate*gateMuch.Seconds())
+	if g.Reserve > 0 {
+		most = min(most, gateShared*least)
+	}
 	if float64(g.Pending) > least+patience*(most-least) {
 		return false
 	}
 	if n := g.RunLimit.V; g.RunLimit.OK && n > 0 {
 		// Behind the last slot one eighth more, so that a step that ends many finds as many to begin.
 		slack := int(patience * math.Max(1, float64(n)/8))
+		if g.Reserve > 0 {
+			slack = -g.Reserve
+		}
 		if g.AtEngine+g.Foreign >= n+slack {
 			return false
 		}

@@ -19,6 +19,7 @@ type Request struct {
 	Class   uint8 // 1 highest … 4; 0 counts as 2
 
 	Tried    []uint64  // boot ids that must not be picked again
+	Full     bool      // one of them has refused it because it is full
 	Deadline time.Time // the client's own; zero = none
 
 	// Local forbids other replicas (a request that came over a hop, GRAPEVINE_POLICY=local).

@@ -24,6 +24,7 @@ type Thief struct {
 	Running   int           // requests in its batch
 	Rate      float64       // prompt tokens/s
 	RoundTrip time.Duration // between thief and victim
+	Lowest    uint8         // lowest class that it could start now; 0 = any
 }
 
 // Held is one held request and what is before it at the victim.

@@ -113,11 +113,12 @@ func (g *group) work(ctx context.Context, w int) {
 	next := time.Now().Add(time.Duration(rnd.Float64() * 0.3 * float64(time.Second)))
 	for ctx.Err() == nil {
 		if g.rate > 0 {
-			time.Sleep(time.Until(next))
-			next = next.Add(time.Duration(rnd.ExpFloat64() / g.rate * float64(time.Second)))
-			if ctx.Err() != nil {
+			select {
+			case <-time.After(time.Until(next)):
+			case <-ctx.Done():
 				return
 			}
+			next = next.Add(time.Duration(rnd.ExpFloat64() / g.rate * float64(time.Second)))
 		}
 		targets := g.targets()
 		if len(targets) == 0 {
