@@ -81,12 +81,14 @@ func newPeerConnector(cfg *Config, boot uint64, addr string) connector {
 // cutAfter is how long a peer may leave what we wrote unacknowledged: as long as keep-alive probes take.
 const cutAfter = 20 * time.Second
 
-// dialer dials one address. TCP connections have TCP_NODELAY by Go's default, and keep-alive probes that find a cut
-// network within 20 s. control may set more on the socket; nil does not.
+// keepAlive is when probes find that the network is cut: within 20 s.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// dialer dials one address. TCP connections have TCP_NODELAY by Go's default, and keepAlive. control may set more on the socket; nil does not.
 func dialer(cfg *Config, network, addr string, control func(network, address string, c syscall.RawConn) error) func(context.Context) (net.Conn, error) {
 	dial := cfg.Dial
 	if dial == nil {
-		d := &net.Dialer{Control: control, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		d := &net.Dialer{Control: control, KeepAliveConfig: keepAlive}
 		dial = d.DialContext
 	}
 	return func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }

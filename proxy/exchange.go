@@ -158,9 +158,9 @@ func (x *exchange) recycle() {
 	}
 	p, header, out, attempts := x.p, x.header[:0], x.out.Header[:0], x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
-	sink := x.pump.sink
+	back := x.pump.back
 	*x = exchange{}
-	x.pump.sink = sink
+	x.pump.back = back
 	x.header, x.out.Header, x.rec.Attempts = header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)

@@ -1,12 +1,24 @@
 package proxy
 
 import (
+	"io"
 	"net"
+	"os"
+	"runtime"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
+	"unsafe"
 )
 
-// hangupSet is an epoll set of connections and the goroutine that waits on it.
+// hangupSet is an epoll set of connections and the goroutine that waits on it. It watches clients for their end, and reads the
+// established event streams (pump).
+//
+// While it reads streams, its wait does not tell the scheduler that it enters the kernel: the runtime's monitor thread would
+// take its place among the running (its P) away, and would have to be woken with each piece. So it keeps a P, and there must be
+// two at least. Nobody has to wait for it: the garbage collector, and whoever else wants goroutines to stop, signal the thread,
+// which ends the wait; so does the monitor every 10 ms. When two of these waits brought nothing, the next one is a usual call.
 type hangupSet struct {
 	mu    sync.Mutex
 	users int    // servers that are open
@@ -15,10 +27,14 @@ type hangupSet struct {
 	conns map[int32]hangupEntry
 	next  int32
 	done  chan struct{}
+
+	streams atomic.Int32   // that it reads
+	crowded atomic.Bool    // there is one P only
+	piece   [16 << 10]byte // what was read last
 }
 
 type hangupEntry struct {
-	e   ender
+	e   any   // ender or *pump
 	gen int32 // tells a descriptor's lives apart
 }
 
@@ -50,22 +66,129 @@ func (h *hangups) start() error {
 
 func (h *hangups) run(epfd int, done chan struct{}) {
 	defer close(done)
-	var evs [64]syscall.EpollEvent
+	var (
+		evs   [128]syscall.EpollEvent
+		quiet int // waits that brought nothing
+	)
 	for {
-		n, err := syscall.EpollWait(epfd, evs[:], -1)
-		if err != nil && err != syscall.EINTR {
+		stay := quiet < 2 && h.streams.Load() > 0 && !h.crowded.Load()
+		n, e := epollWait(epfd, evs[:], stay)
+		switch {
+		case e == syscall.EINTR:
+			quiet++
+			if stay {
+				h.crowded.Store(runtime.GOMAXPROCS(0) < 2)
+				runtime.Gosched() // somebody wants us to stop
+			}
+			continue
+		case e != 0:
 			return
 		}
-		for _, ev := range evs[:max(n, 0)] {
+		quiet = 0
+		yield := false // we leave goroutines that are to run in our P's line
+		for _, ev := range evs[:n] {
 			if ev.Pad == -1 {
 				return
 			}
 			h.mu.Lock()
 			e, ok := h.conns[ev.Fd]
 			h.mu.Unlock()
-			if ok && e.gen == ev.Pad {
-				e.e.hungUp()
+			if !ok || e.gen != ev.Pad {
+				continue
 			}
+			switch e := e.e.(type) {
+			case ender:
+				e.hungUp()
+				yield = true
+			case *pump:
+				if !e.read(int(ev.Fd), h.piece[:], ev.Events&^syscall.EPOLLIN != 0) {
+					h.giveBack(ev.Fd, e)
+					yield = true
+				}
+			}
+		}
+		if yield {
+			runtime.Gosched()
+		}
+	}
+}
+
+// epollWait waits without an end; stay keeps the P.
+func epollWait(epfd int, evs []syscall.EpollEvent, stay bool) (int, syscall.Errno) {
+	call := syscall.Syscall6
+	if stay {
+		call = syscall.RawSyscall6
+	}
+	n, _, e := call(syscall.SYS_EPOLL_PWAIT, uintptr(epfd), uintptr(unsafe.Pointer(unsafe.SliceData(evs))), uintptr(len(evs)), ^uintptr(0), 0, 0)
+	return int(n), e
+}
+
+// relays reports whether it may read streams.
+func (h *hangups) relays() bool {
+	crowded := runtime.GOMAXPROCS(0) < 2
+	h.crowded.Store(crowded)
+	return !crowded && !noSignals
+}
+
+// noSignals is the setting under which nobody could end a wait that keeps its P.
+var noSignals = strings.Contains(os.Getenv("GODEBUG"), "asyncpreemptoff=1")
+
+// relay reads from s, and gives what comes to m until that wants no more. Who calls it waits meanwhile.
+func (h *hangups) relay(s *sock, m *pump) error {
+	if err := s.leave(); err != nil {
+		return err
+	}
+	if !s.begin() {
+		return net.ErrClosed
+	}
+	defer s.done()
+	m.n, m.readErr = -1, 0
+	h.streams.Add(1)
+	defer h.streams.Add(-1)
+	if !h.add(int32(s.own), m, syscall.EPOLLIN|syscall.EPOLLRDHUP|epollET) {
+		return errNotTaken
+	}
+	<-m.back
+	switch {
+	case m.readErr != 0:
+		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", m.readErr)}
+	case m.n == 0:
+		return io.EOF
+	}
+	return nil
+}
+
+// giveBack lets the stream's goroutine go on.
+func (h *hangups) giveBack(fd int32, m *pump) {
+	h.mu.Lock()
+	delete(h.conns, fd)
+	_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil)
+	h.mu.Unlock()
+	m.back <- struct{}{}
+}
+
+// read passes on what has come; last means that the other side may have ended behind it. False: the stream needs its
+// goroutine.
+func (m *pump) read(fd int, p []byte, last bool) (more bool) {
+	for {
+		n, _, e := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		switch {
+		case e == syscall.EAGAIN:
+			return true
+		case e == syscall.EINTR:
+			continue
+		case e != 0:
+			m.readErr = e
+			return false
+		case n == 0:
+			m.n = 0
+			return false
+		}
+		if !m.take(p[:n]) {
+			return false
+		}
+		if int(n) < len(p) && !last {
+			return true // that emptied it
 		}
 	}
 }
@@ -88,11 +211,12 @@ func (h *hangups) watch(nc net.Conn, e ender) bool {
 		return false
 	}
 	ok = false
-	_ = rc.Control(func(fd uintptr) { ok = h.add(int32(fd), e) }) // the number stays the connection's meanwhile
+	// Edge-triggered: one event for the end of the other side, none for data.
+	_ = rc.Control(func(fd uintptr) { ok = h.add(int32(fd), e, syscall.EPOLLRDHUP|epollET) }) // the number stays the connection's meanwhile
 	return ok
 }
 
-func (h *hangups) add(fd int32, e ender) bool {
+func (h *hangups) add(fd int32, e any, events uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.conns[fd].e == e {
@@ -104,8 +228,7 @@ func (h *hangups) add(fd int32, e ender) bool {
 	if h.next++; h.next < 0 {
 		h.next = 0
 	}
-	// Edge-triggered: one event for the end of the other side, none for data.
-	ev := syscall.EpollEvent{Events: syscall.EPOLLRDHUP | epollET, Fd: fd, Pad: h.next}
+	ev := syscall.EpollEvent{Events: events, Fd: fd, Pad: h.next}
 	if syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_ADD, int(fd), &ev) != nil {
 		return false
 	}

@@ -12,4 +12,6 @@ func newHangups() *hangups { return &hangups{} }
 func (*hangups) open()                      {}
 func (*hangups) watch(net.Conn, ender) bool { return false }
 func (*hangups) forget(net.Conn, ender)     {}
+func (*hangups) relays() bool               { return false }
+func (*hangups) relay(*sock, *pump) error   { return nil }
 func (*hangups) shut()                      {}

@@ -1,56 +1,67 @@
 package proxy
 
 import (
+	"errors"
+	"syscall"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// pump is the short way of an event stream between two plain connections: one read and one write a piece, and nothing in
-// between that waits, asks the scheduler or reads in vain. It takes what goes well; whatever does not (a client that is
-// slow, the end, a connection that breaks, an engine that gives up) it leaves to the relay's loop, as if that had done
-// all before. It works on the exchange's goroutine.
+// pump is the short way of an established event stream between two plain connections: hangups reads it, as one of many, and
+// passes on at once what comes, while the exchange's goroutine waits. It takes what goes well; whatever does not (a client that
+// is slow, the end, a connection that breaks, an engine that gives up) it gives back to that goroutine, which goes on as if it
+// had done all before.
 //
-// The read side stays within one wait for readiness (sock.pump), so that no notice of new data gets lost, and a read that
-// did not fill its buffer has emptied the socket: the read that would find nothing is left out. What such a read would
-// have found, the end of the other side, is told by hangups.
+// A read that did not fill its buffer has emptied the socket, so the read that would find nothing is left out.
 type pump struct {
 	x    *exchange
 	a    *attempt
 	w    *watch
 	body *wireBody
 	down *wireDown
-	sink func(p []byte) bool // method take, made once
+	back chan struct{} // told when the goroutine is to go on; made once
 
 	unsent   bool // what is left of the newest piece must be waited for
 	progress bool // of that piece
 	stop     bool // the engine gave up behind it
 	err      error
+	off      bool // the set did not take the stream
+
+	n       int           // 0 = the other side has ended
+	readErr syscall.Errno // of the last read
 }
+
+// firstPieces of a stream go by its own goroutine: its beginning has most to do, and an error as the first piece is common.
+const firstPieces = 1
+
+var errNotTaken = errors.New("the stream stays with its goroutine")
 
 // pumped returns the stream's pump, nil if the connections are none for it.
 func (x *exchange) pumped(a *attempt, w *watch, b *wireBody) *pump {
 	d, ok := x.down.(*wireDown)
-	if !ok || !isSock(d.c.nc) || d.bodiless || !b.watchEnd(x.p.ends) {
+	if !ok || !isSock(d.c.nc) || !isSock(b.c.nc) || d.bodiless || !x.p.ends.relays() {
 		return nil
 	}
 	m := &x.pump
-	if m.sink == nil {
-		m.sink = m.take
+	if m.back == nil {
+		m.back = make(chan struct{}, 1)
 	}
-	*m = pump{x: x, a: a, w: w, body: b, down: d, sink: m.sink}
+	*m = pump{x: x, a: a, w: w, body: b, down: d, back: m.back}
 	return m
 }
 
 // run relays until something needs the loop. over: the exchange came to v.
 func (m *pump) run() (v verdict, o routing.Outcome, over bool) {
 	x, b := m.x, m.body
-	if b.done || b.closed || b.c.buf != nil {
+	if m.off || b.done || b.closed || b.c.buf != nil {
 		return 0, 0, false
 	}
+	s := b.c.nc.(*sock)
 	for {
 		m.unsent, m.stop, m.err = false, false, nil
-		err := b.c.nc.(*sock).pump(m.sink)
+		err := x.p.ends.relay(s, m)
+		m.off = err == errNotTaken
 		if m.unsent {
 			at := m.w.pause()
 			_ = m.down.flush() // sticks
@@ -63,10 +74,11 @@ func (m *pump) run() (v verdict, o routing.Outcome, over bool) {
 			v, o = x.gaveUp()
 			return v, o, true
 		case m.err != nil || err != nil || b.done:
-			if !b.done {
-				b.fail(err)
-			} else {
+			switch {
+			case b.done:
 				b.end()
+			case !m.off || s.comeBack() != nil:
+				b.fail(err)
 			}
 			return 0, 0, false // the loop finds the body at its end, or closed
 		}

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -216,4 +218,80 @@ func TestPumpAllocations(t *testing.T) {
 		one()
 	}
 	assert.Less(t, testing.AllocsPerRun(2000, one), 0.5)
+}
+
+// A stream is read by the set once it is established, over TCP and over a Unix socket, and its connection serves the next request.
+func TestPumpLeavesAndComesBack(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("the set keeps a P for itself")
+	}
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			addr, u := "127.0.0.1:0", &url.URL{Scheme: "http"}
+			if network == "unix" {
+				addr = filepath.Join(t.TempDir(), "e")
+				u = &url.URL{Scheme: "unix", Path: addr}
+			}
+			l, err := net.Listen(network, addr)
+			require.NoError(t, err)
+			defer l.Close()
+			if network == "tcp" {
+				u.Host = l.Addr().String()
+			}
+			tab := routing.NewTable(routing.Member{Boot: 1, Node: "a", Addr: "127.0.0.1:1"})
+			pol, err := routing.NewPolicy("local")
+			require.NoError(t, err)
+			p, err := New(Config{Table: tab, Policy: pol, EngineURL: u})
+			require.NoError(t, err)
+			tab.SetModels(1, []routing.Model{{ID: "m"}}, 0, time.Now())
+			tab.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
+			front, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
+			go func() { _ = s.Serve(front) }()
+			defer func() { _ = s.Close(); p.engine.close() }()
+
+			asked := make(chan net.Conn)
+			go func() { // one connection only
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer c.Close()
+				for r := bufio.NewReader(c); ; {
+					req, err := http.ReadRequest(r)
+					if err != nil {
+						return
+					}
+					_, _ = io.Copy(io.Discard, req.Body)
+					asked <- c
+				}
+			}()
+			for range 3 {
+				c := askStream(t, front.Addr().String())
+				ec := <-asked
+				_, _ = io.WriteString(ec, rawHead)
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				require.NoError(t, err)
+				for i := range 10 {
+					event := chunk(fmt.Sprint("word ", i))
+					_, _ = io.WriteString(ec, framed(event))
+					got := make([]byte, len(event))
+					_, err = io.ReadFull(resp.Body, got)
+					require.NoError(t, err)
+				}
+				assert.EqualValues(t, 1, p.ends.streams.Load(), "the set reads it")
+				_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
+				_, err = io.ReadAll(resp.Body)
+				require.NoError(t, err)
+				for end := time.Now().Add(5 * time.Second); p.inflight.Load() > 0; time.Sleep(time.Millisecond) {
+					require.True(t, time.Now().Before(end)) // the connection is back in the pool
+				}
+				assert.Zero(t, p.ends.streams.Load())
+			}
+		})
+	}
 }

@@ -78,7 +78,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	}
 	var pb *[]byte
 	defer func() { putPiece(pb) }()
-	for {
+	for pieces := 0; ; {
 		var (
 			n   int
 			err error
@@ -86,7 +86,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		if lender != nil {
 			putPiece(pb)
 			pb = nil
-			if pump != nil {
+			if pieces++; pump != nil && pieces > firstPieces {
 				if v, o, over := pump.run(); over {
 					return v, o
 				}

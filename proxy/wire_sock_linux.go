@@ -1,14 +1,11 @@
 package proxy
 
 import (
-	"errors"
 	"io"
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"syscall"
-	"time"
 	"unsafe"
 )
 
@@ -36,12 +33,14 @@ type sock struct {
 	seen  waiting
 	lf    func(fd uintptr) // of look
 
-	// For pump and writeNow.
-	pf   func(fd uintptr) bool
-	of   func(fd uintptr)
-	sink func(p []byte) bool
-	ends atomic.Pointer[hangups] // tells us of the other side's end; nil = it was not asked to
-	over atomic.Bool             // that has come: what was sent before it can be read, without a wait
+	of func(fd uintptr) // of writeNow
+
+	// A descriptor of the connection that Go's poller does not know, see hangups.relay.
+	mu   sync.Mutex
+	left bool // there is one
+	own  int
+	away bool // the set reads from it
+	shut bool // Close has come meanwhile
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -50,7 +49,6 @@ type call struct {
 	p   []byte
 	n   int
 	err error
-	dry bool // there was nothing
 }
 
 // fastConn returns nc with cheaper calls where there are any.
@@ -71,7 +69,6 @@ func fastConn(nc net.Conn) net.Conn {
 
 func (s *sock) read(fd uintptr) bool {
 	c := &s.in
-	c.dry = false
 	for {
 		n, _, e := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(unsafe.SliceData(c.p))), uintptr(len(c.p)))
 		switch e {
@@ -79,7 +76,6 @@ func (s *sock) read(fd uintptr) bool {
 			c.n = int(n)
 			return true
 		case syscall.EAGAIN:
-			c.dry = true
 			return false
 		case syscall.EINTR:
 		default:
@@ -89,88 +85,91 @@ func (s *sock) read(fd uintptr) bool {
 	}
 }
 
-// readBy reads with f, which returns false to wait.
-func (s *sock) readBy(f func(fd uintptr) bool) error {
-	err := s.raw.Read(f)
-	if !s.isOver(err) {
+// leave takes the connection away from Go's poller, which would be woken by each piece that somebody else reads: it goes on
+// under a descriptor of its own, until comeBack. Only Close works meanwhile.
+func (s *sock) leave() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.left {
+		return nil
+	}
+	var (
+		n uintptr
+		e syscall.Errno
+	)
+	if err := s.raw.Control(func(fd uintptr) {
+		n, _, e = syscall.RawSyscall(syscall.SYS_FCNTL, fd, syscall.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
 		return err
 	}
-	return s.raw.Control(func(fd uintptr) {
-		for !f(fd) {
-			if s.in.dry { // cannot be
-				s.in.n = 0
-				return
-			}
-		}
-	})
-}
-
-// isOver reports whether a wait was ended by hungUp.
-func (s *sock) isOver(err error) bool {
-	return err != nil && s.over.Load() && errors.Is(err, os.ErrDeadlineExceeded)
-}
-
-// hungUp ends a wait for data that cannot come.
-func (s *sock) hungUp() {
-	s.over.Store(true)
-	_ = s.Conn.SetReadDeadline(time.Unix(1, 0))
-}
-
-// watchEnd has ends tell us when the other side has ended; false: it cannot.
-func (s *sock) watchEnd(ends *hangups) bool {
-	s.ends.Store(ends)
-	return ends.watch(s, s)
-}
-
-// Close implements net.Conn.
-func (s *sock) Close() error {
-	if ends := s.ends.Load(); ends != nil {
-		ends.forget(s, s)
+	if e != 0 {
+		return e
 	}
-	return s.Conn.Close()
+	s.left, s.own = true, int(n)
+	_ = s.Conn.Close()
+	return nil
 }
 
-// pump waits for data and gives it to sink, piece by piece, until sink returns false; io.EOF is the other side's end. The
-// connection must be watched. It is one wait, in Go's eyes, from the first piece to the last, since each new one would
-// forget a readiness that was told meanwhile; so a read that empties the socket can be the last before the wait.
-func (s *sock) pump(sink func(p []byte) bool) error {
-	if s.pf == nil {
-		s.pf = s.pumpNow
-	}
-	s.sink, s.in.n, s.in.err = sink, -1, nil
-	err := s.readBy(s.pf)
-	s.sink = nil
-	switch {
-	case err != nil:
-		return err
-	case s.in.err != nil:
-		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", s.in.err)}
-	case s.in.n == 0:
-		return io.EOF
+// comeBack undoes leave, on a connection that is to be used again.
+func comeBack(nc net.Conn) error {
+	if s, ok := nc.(*sock); ok {
+		return s.comeBack()
 	}
 	return nil
 }
 
-func (s *sock) pumpNow(fd uintptr) bool {
-	for {
-		pb := smallPieces.Get().(*[]byte)
-		s.in.p = *pb
-		got := s.read(fd)
-		s.in.p = nil
-		if !got || s.in.err != nil || s.in.n == 0 {
-			smallPieces.Put(pb)
-			return got
-		}
-		n := s.in.n
-		more := s.sink((*pb)[:n])
-		smallPieces.Put(pb)
-		if !more {
-			return true
-		}
-		if n < smallPiece {
-			return false
-		}
+func (s *sock) comeBack() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.left {
+		return nil
 	}
+	s.left = false
+	if s.shut {
+		_ = syscall.Close(s.own)
+		return net.ErrClosed
+	}
+	f := os.NewFile(uintptr(s.own), "")
+	nc, err := net.FileConn(f)
+	_ = f.Close()
+	if err != nil {
+		return err
+	}
+	if t, ok := nc.(*net.TCPConn); ok {
+		_ = t.SetKeepAliveConfig(keepAlive) // Go has set its own
+	}
+	s.Conn = nc
+	s.raw, err = nc.(syscall.Conn).SyscallConn()
+	return err
+}
+
+// begin and done frame the time in which the set reads. False: the connection is closed.
+func (s *sock) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = s.left && !s.shut
+	return s.away
+}
+
+func (s *sock) done() {
+	s.mu.Lock()
+	s.away = false
+	s.mu.Unlock()
+}
+
+// Close implements net.Conn.
+func (s *sock) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !s.left:
+		return s.Conn.Close()
+	case s.away:
+		s.shut = true
+		return syscall.Shutdown(s.own, syscall.SHUT_RD) // the set sees an end, and who waits for it closes
+	}
+	s.left, s.shut = false, true
+	return syscall.Close(s.own)
 }
 
 // writeNow writes what can be written without a wait, and so without looking at the deadline.
@@ -199,7 +198,7 @@ func (s *sock) Read(p []byte) (int, error) {
 	}
 	c := &s.in
 	c.p, c.n, c.err = p, 0, nil
-	err := s.readBy(c.f)
+	err := s.raw.Read(c.f)
 	c.p = nil
 	switch {
 	case err != nil:
@@ -250,12 +249,6 @@ func (s *sock) ask(p []byte, used bool) (fresh bool, err error) {
 	c.p, c.n, c.err = p, 0, nil
 	s.asked, s.used, s.seen = false, used, waitNothing
 	err = s.raw.Read(s.af)
-	if s.isOver(err) {
-		if !s.asked {
-			return false, nil
-		}
-		err = nil // the answer may stand before the end
-	}
 	n := c.n
 	c.p = nil
 	switch {
@@ -306,7 +299,7 @@ func (s *sock) look1(fd uintptr) {
 // lend waits for data and reads it into memory from pool, at most most bytes (-1 = what fits).
 func (s *sock) lend(pool *sync.Pool, most int) (p *[]byte, n int, err error) {
 	s.pool, s.in.n, s.in.err = pool, most, nil
-	err = s.readBy(s.gf)
+	err = s.raw.Read(s.gf)
 	p, s.gp, s.in.p = s.gp, nil, nil
 	switch {
 	case err != nil:

@@ -20,11 +20,11 @@ func (s *sock) ask([]byte, bool) (fresh bool, err error) { return false, io.EOF 
 
 func (s *sock) look() waiting { return waitUnknown }
 
-func (s *sock) pump(func([]byte) bool) error { return io.EOF }
-
 func (s *sock) writeNow([]byte) (int, error) { return 0, io.EOF }
 
-func (s *sock) watchEnd(*hangups) bool { return false }
+func (s *sock) comeBack() error { return nil }
+
+func comeBack(net.Conn) error { return nil }
 
 func isSock(net.Conn) bool { return false }
 

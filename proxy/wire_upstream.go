@@ -81,7 +81,7 @@ func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
 		u.spare[n-1] = nil
 		u.spare = u.spare[:n-1]
 		u.mu.Unlock()
-		if now.Sub(c.since) < u.life {
+		if now.Sub(c.since) < u.life && comeBack(c.nc) == nil {
 			return c, nil
 		}
 		_ = c.nc.Close() // idle, so nothing is lost
@@ -561,12 +561,6 @@ func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
 		}
 		pool.Put(p)
 	}
-}
-
-// watchEnd has the end of the other side told to the connection; false: it cannot be.
-func (b *wireBody) watchEnd(ends *hangups) bool {
-	s, ok := b.c.nc.(*sock)
-	return ok && s.watchEnd(ends)
 }
 
 // fail ends the body after a read that brought err instead of data.

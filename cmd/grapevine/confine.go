@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -19,7 +20,13 @@ const memoryShare = 0.9
 // confine sets what the process may cost and reveal. Go follows the CPU limit of the control group by itself; its memory
 // limit it follows only if told, and then collects garbage instead of being killed (GOMEMLIMIT stands above it). Prompts and
 // keys stay out of core dumps, unless GOTRACEBACK=crash asks for one.
+//
+// On one CPU Go would run one goroutine at a time. It is told of two, as it does by itself where the group's limit is one: then
+// streams are read by a thread that waits in the kernel without handing its place on (package proxy, Cost).
 func confine(environ []string) {
+	if !isSet(environ, "GOMAXPROCS") && runtime.GOMAXPROCS(0) < 2 {
+		runtime.GOMAXPROCS(2)
+	}
 	if !isSet(environ, "GOMEMLIMIT") {
 		if limit, ok := groupMemory(os.DirFS("/")); ok {
 			debug.SetMemoryLimit(int64(float64(limit) * memoryShare))
