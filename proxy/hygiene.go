@@ -160,6 +160,12 @@ func cleanResponse(h *Header, fromAgent bool) {
 	})
 }
 
+// cleanTrailer drops from an answer's trailer what may not stand in one, above all what frames (RFC 9110, section 6.5.1), and
+// what is in our name.
+func cleanTrailer(h *Header) {
+	h.DelFunc(func(name string) bool { return isHopByHop(name) || hasPrefixFold(name, headerPrefix) })
+}
+
 // validRequestID reports whether a client's id may be kept: what fits in a log line and a header, and is bounded.
 func validRequestID(s string) bool {
 	if s == "" || len(s) > 128 {

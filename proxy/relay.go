@@ -266,7 +266,9 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 			x.p.cfg.Salt.fit(r.V)
 		}
 	}
-	if x.down.Finish(ans.Trailer()) != nil {
+	trailer := ans.Trailer()
+	cleanTrailer(&trailer)
+	if x.down.Finish(trailer) != nil {
 		return x.stopped(), routing.OutcomeCancelled
 	}
 	if o == routing.OutcomeOK {

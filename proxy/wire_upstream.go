@@ -356,9 +356,14 @@ func appendFields(b []byte, h Header) []byte {
 	return b
 }
 
+// maxInterims is how many interim answers may stand before an answer: one in ten seconds, for half an hour.
+const maxInterims = 180
+
+var errInterims = errors.New("too many interim answers")
+
 // readHead reads until the answer's head is whole, interim answers but 101 left behind.
 func (c *wireConn) readHead(method string, interim func(Header)) error {
-	for {
+	for passed := 0; ; {
 		if c.buf != nil && c.w > c.r {
 			n, err := h1.ParseResponse((*c.buf)[c.r:c.w], &c.resp, unsafeBytes(method))
 			if err != nil {
@@ -368,6 +373,9 @@ func (c *wireConn) readHead(method string, interim func(Header)) error {
 				if c.resp.Status >= 200 || c.resp.Status == 101 {
 					c.keepHead(n)
 					return nil
+				}
+				if passed++; passed > maxInterims {
+					return errInterims
 				}
 				if interim != nil && c.resp.Status > 101 {
 					interim(c.interim())

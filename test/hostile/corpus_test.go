@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// oddRequest is one case of testdata/http: what a client sends on one connection.
+// oddRequest is one case of testdata/http: what a client sends on one connection; or of testdata/answers: what an engine
+// answers with.
 //
 // A case begins with "== name". Lines with # say why it is there. All other lines are sent one after the other without their
 // line end, with the escapes \r \n \t \v \\ \" and \xHH, but for those with %:
@@ -20,17 +21,19 @@ import (
 //	% half             the client ends its side
 //	% bytewise         what follows is written byte by byte
 //	% requests N       the client means N requests; 1 if not given
+//	% method M         the method of the request that gets this answer; POST if not given
 type oddRequest struct {
 	class, name, why string
+	method           string
 	bytes            []byte
 	half, bytewise   bool
 	requests         int
 }
 
-// readCorpus reads all cases, in the order of the files.
-func readCorpus(t *testing.T) []oddRequest {
+// readCorpus reads all cases of a folder below testdata, in the order of the files.
+func readCorpus(t *testing.T, folder string) []oddRequest {
 	t.Helper()
-	files, err := filepath.Glob("testdata/http/*.txt")
+	files, err := filepath.Glob("testdata/" + folder + "/*.txt")
 	require.NoError(t, err)
 	var out []oddRequest
 	for _, f := range files {
@@ -42,7 +45,7 @@ func readCorpus(t *testing.T) []oddRequest {
 			word, arg, _ := strings.Cut(strings.TrimPrefix(line, "% "), " ")
 			switch {
 			case strings.HasPrefix(line, "== "):
-				out = append(out, oddRequest{class: class, name: line[3:], requests: 1})
+				out = append(out, oddRequest{class: class, name: line[3:], requests: 1, method: "POST"})
 				c = &out[len(out)-1]
 			case line == "":
 			case strings.HasPrefix(line, "# "):
@@ -53,6 +56,8 @@ func readCorpus(t *testing.T) []oddRequest {
 				c.half = true
 			case word == "bytewise":
 				c.bytewise = true
+			case word == "method":
+				c.method = arg
 			case word == "requests":
 				c.requests = number(t, arg)
 			case word == "repeat":
@@ -63,7 +68,7 @@ func readCorpus(t *testing.T) []oddRequest {
 			}
 		}
 	}
-	require.Greater(t, len(out), 150, "the corpus is there")
+	require.Greater(t, len(out), 100, "the corpus is there")
 	return out
 }
 

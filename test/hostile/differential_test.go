@@ -60,7 +60,7 @@ func (o outcome) String() string {
 // fails where grapevine lets pass what two of the three others refuse, and where its backend reads more requests than the
 // client meant or bytes that are none.
 func TestDifferential(t *testing.T) {
-	corpus := readCorpus(t)
+	corpus := readCorpus(t, "http")
 	all, missing := fronts(t)
 	if len(missing) > 0 {
 		t.Logf("not installed, so not compared: %s", strings.Join(missing, ", "))

@@ -3,7 +3,7 @@
 //
 //	go test ./test/hostile                                  what a change must pass; needs Debian's nginx and haproxy for the whole table
 //	go test ./test/hostile -long                            Envoy as a further column, and more connections
-//	go test ./test/hostile -run Differential -v             prints the table of input classes
+//	go test ./test/hostile -run Differential -v             prints the tables of input classes and of engines' answers
 //	go test ./test/hostile -run CasesCoverage -update       rewrites testdata/cases.md, the table of cases and their tests
 //
 // SECURITY.md says against whom.
