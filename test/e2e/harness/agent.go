@@ -140,6 +140,11 @@ func (a *Agent) Report() (r Report, err error) {
 func (a *Agent) Metric(name string) (sum float64) {
 	a.t.Helper()
 	code, page := Get(a.Status + "/metrics")
+	for try := 1; code == 0 && try < 3 && a.Alive(); try++ { // a machine that does much else may cut one
+		a.t.Logf("%s: /metrics: %s", a.Name, page)
+		time.Sleep(200 * time.Millisecond)
+		code, page = Get(a.Status + "/metrics")
+	}
 	if code != http.StatusOK {
 		a.t.Errorf("%s: /metrics: %d %s", a.Name, code, page)
 	}
