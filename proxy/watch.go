@@ -60,12 +60,16 @@ func (w *watch) set(limit time.Duration, cause error, at time.Time) {
 	}
 }
 
-// predict calls a.predicted after d, unless the watch is at rest by then.
+// leastGuess is how long a prefill is taken to last at least. The short prompts of a busy agent would cost a timer each, and the
+// goroutine that it starts; so a watch has a hundred a second at most.
+const leastGuess = 10 * time.Millisecond
+
+// predict calls a.predicted after d, leastGuess at least, unless the watch is at rest by then.
 func (w *watch) predict(a *attempt, d time.Duration, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := at.Sub(w.base)
-	w.a, w.soon = a, now+max(d, 1)
+	w.a, w.soon = a, now+max(d, leastGuess)
 	if w.armed == 0 || w.armed > w.soon+d/4 { // a guess need not be met to the millisecond
 		w.arm(w.soon, now)
 	}
