@@ -36,7 +36,7 @@ type Config struct {
 	EngineKind       string `env:"ENGINE_KIND" envDefault:"auto" is:"one of auto, vllm, sglang, llamacpp, lmdeploy, tgi, tei, trtllm, triton, dynamo, nim, infinity, ollama, openai" doc:"Kind of the engine; auto finds it out, openai is any other one with the OpenAI API."`
 	EngineMetricsURL string `env:"ENGINE_METRICS_URL" is:"page" doc:"The engine's metrics page where it is not the usual one of its kind, as a URL or a path; off reads none."`
 	EngineMetrics    string `env:"ENGINE_METRICS" is:"mapping" doc:"Where the numbers of an engine without a table, or with renamed metrics, come from: entries such as running = my_running, separated by semicolons; package agent/engine has the grammar (ParseMapping)."`
-	EngineAPIKey     string `env:"ENGINE_API_KEY" is:"text" secret:"true" doc:"Bearer token for the agent's own requests to the engine; requests of clients keep theirs."`
+	EngineAPIKey     string `env:"ENGINE_API_KEY" is:"text" secret:"true" doc:"Bearer token towards the engine, for the agent's own requests and in place of what clients bring: without GRAPEVINE_API_KEYS_FILE it lets every client in."`
 	EngineAPIKeyFile string `env:"ENGINE_API_KEY_FILE" is:"file" doc:"File that holds the value of GRAPEVINE_ENGINE_API_KEY."`
 	GPUDevices       string `env:"GPU_DEVICES" is:"gpus" doc:"The engine's cards: all, none, or a comma list of indexes, MIG slices and UUIDs; needed where several cards are visible and nothing else tells which are the engine's."`
 

@@ -66,7 +66,13 @@ func TestWebSocketCases(t *testing.T) {
 		got, count := map[string]string{}, map[string]int{}
 		for _, cases := range doc {
 			for id, c := range cases {
-				got[id] = c.Behavior + ", " + c.BehaviorClose
+				// Both are passed: it is strict to send what came before an error back before the end, and whether the echo had
+				// done so when the error came is a matter of how fast it was.
+				behavior := c.Behavior
+				if behavior == "NON-STRICT" {
+					behavior = "OK"
+				}
+				got[id] = behavior + ", " + c.BehaviorClose
 				count[c.Behavior]++
 			}
 		}
