@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"math"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/agent/engine"
@@ -17,26 +16,11 @@ func queueLimit(n int) int {
 	return n
 }
 
-// What was measured longer ago than rateFresh is doubted more and more, twice as much every rateFresh.
-const rateFresh = 10 * time.Second
-
-// load is the proxy's count, with a doubt about a speed that nobody has measured for long: a replica that is taken for slow gets
-// no requests, and without requests it could never show that it is as fast as the others. So what it was measured at rises,
-// up to the fleet's median; the next prompts tell.
+// load is the proxy's count, with a doubt about a speed that nobody has measured for long.
 func (a *Agent) load(now time.Time) proxy.Load {
 	l := a.proxy.Load()
-	l.PrefillRate = doubted(l, a.table.Rate(), now)
+	l.PrefillRate = routing.Doubted(l.PrefillRate, now.Sub(l.PrefillAt), a.table.Rate())
 	return l
-}
-
-// doubted is the prefill rate that the replica should be credited with in a fleet of that median.
-func doubted(l proxy.Load, fleet float64, now time.Time) routing.Opt[float64] {
-	age := now.Sub(l.PrefillAt)
-	if r := l.PrefillRate; !r.OK || r.V >= fleet || age <= rateFresh {
-		return r
-	}
-	doubt := math.Exp2(float64(age)/float64(rateFresh) - 1)
-	return routing.Some(min(fleet, l.PrefillRate.V*doubt))
 }
 
 // report builds the record of this moment, the own digest's sequence included.

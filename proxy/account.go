@@ -25,16 +25,12 @@ type Load struct {
 	TTFT        routing.Opt[time.Duration] // learned mean time from sent to first content
 }
 
-// Learning. A rate is taken over at least prefillWindow tokens or prefillBusy of work, so that the fixed cost of a
-// short prompt is not read as a slow engine for long ones; the older value weighs more the less work the sample saw.
+// Learning; the prefill rate is routing.PrefillRate's.
 const (
-	prefillWindow = 512                    // prompt tokens
-	prefillBusy   = 200 * time.Millisecond // of an engine with prompts to do
-	prefillLeast  = 20 * time.Millisecond  // prompts of one engine step end at once: the second alone would look infinitely fast
-	prefillMemory = 8192                   // prompt tokens after which a sample has replaced 63 % of the old value
-	stepMemory    = 256                    // decode steps, likewise
-	stepSample    = 32                     // decode steps of one stream after which it is asked while it still runs
-	ttftMemory    = 16                     // requests
+	stepMemory  = 256 // decode steps after which a sample has replaced 63 % of the old value
+	stepSample  = 32  // events of one stream after which it is asked while it still runs
+	eventMemory = 32  // answers, likewise
+	ttftMemory  = 16  // requests
 )
 
 // account counts what is at our own engine and learns its speed. It is safe for concurrent use.
@@ -48,19 +44,16 @@ type account struct {
 	events   uint64
 	flights  *flight // all under way
 
-	// The busy period: time with prompts to do since the last sample, and the tokens finished in it.
-	busySince time.Time
-	busy      time.Duration
-	finished  int
-
-	rate  float64   // tokens/s; 0 = not known
-	rated time.Time // when that was last measured
-	bound float64   // tokens/s; the engine was seen to be at least so fast, by answers that came whole
-	blind int       // answers that came whole
+	busySince time.Time // there were prompts to do since, as far as that was not told to prefill
+	prefill   routing.PrefillRate
+	rated     time.Time // when that was last measured
+	bound     float64   // tokens/s; the engine was seen to be at least so fast, by answers that came whole
+	blind     int       // answers that came whole
 
 	blindSince  time.Time // start of the window for the bound by many answers
 	blindTokens int       // prompt tokens of the answers that began and came whole in it
-	step        float64   // seconds; 0 = not known
+	step        float64   // seconds an event; 0 = not known
+	perEvent    float64   // tokens that an event brings, where answers tell their tokens; 0 = not known
 	ttft        float64   // seconds; 0 = not known
 }
 
@@ -125,7 +118,7 @@ func (a *account) cutAll(cause error, silent time.Duration) {
 // closeBusy adds the time since the last event to the busy period.
 func (a *account) closeBusy(now time.Time) {
 	if a.waiting > 0 {
-		a.busy += now.Sub(a.busySince)
+		a.prefill.Busy(now.Sub(a.busySince))
 	}
 	a.busySince = now
 }
@@ -145,21 +138,11 @@ func (f *flight) learn(now time.Time) {
 	if !f.leavePrompt(now) {
 		return
 	}
-	a.finished += f.tokens
 	a.prefills++
 	a.ttft = blend(a.ttft, now.Sub(f.at).Seconds(), 1.0/ttftMemory)
-	if a.busy < prefillLeast || (a.finished < prefillWindow && a.busy < prefillBusy) {
-		return
-	}
-	if a.finished > 0 {
-		sample := float64(a.finished) / a.busy.Seconds()
-		if a.rate > 0 { // one odd sample (a cached prompt, a stall) must not decide
-			sample = min(max(sample, a.rate/4), a.rate*4)
-		}
-		a.rate = blend(a.rate, sample, float64(a.finished)/(float64(a.finished)+prefillMemory))
+	if a.prefill.Finish(f.tokens) {
 		a.rated = now
 	}
-	a.busy, a.finished = 0, 0
 }
 
 // predicted says that the prefill should be over by now, for answers that do not show it (not streamed).
@@ -206,6 +189,18 @@ func (f *flight) sample() {
 	a.step = blend(a.step, f.lastAt.Sub(f.firstAt).Seconds()/float64(f.steps), float64(f.steps)/(float64(f.steps)+stepMemory))
 	a.events += uint64(f.steps)
 	f.firstAt, f.steps = f.lastAt, 0
+}
+
+// told says how many tokens a streamed answer had, by its usage, and in how many events they came: engines put several into
+// one, some always, some when they are busy.
+func (f *flight) told(tokens, events int) {
+	if events < 2 || tokens < 1 {
+		return
+	}
+	a := f.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.perEvent = blend(a.perEvent, max(1, float64(tokens)/float64(events)), 1.0/eventMemory)
 }
 
 // done ends the request, once, however it ended; whole means that its answer came whole.
@@ -273,11 +268,9 @@ func (a *account) load() Load {
 	defer a.mu.Unlock()
 	l := Load{Running: a.running, Waiting: a.waiting, PendingTokens: a.pending, Accepted: a.accepted, Prefills: a.prefills,
 		Tokens: a.events}
-	if a.rate > 0 {
-		l.PrefillRate, l.PrefillAt = routing.Some(a.rate), a.rated
-	}
-	if a.step > 0 {
-		l.DecodeStep = routing.Some(time.Duration(a.step * float64(time.Second)))
+	l.PrefillRate, l.PrefillAt = a.prefill.Rate(), a.rated
+	if step := a.decodeStep(); step > 0 {
+		l.DecodeStep = routing.Some(step)
 	}
 	if a.ttft > 0 {
 		l.TTFT = routing.Some(time.Duration(a.ttft * float64(time.Second)))
@@ -289,7 +282,12 @@ func (a *account) load() Load {
 func (a *account) speed() (rate float64, step time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.believed(), time.Duration(a.step * float64(time.Second))
+	return a.believed(), a.decodeStep()
+}
+
+// decodeStep is the time between two tokens of a stream, 0 = not known; the lock is held.
+func (a *account) decodeStep() time.Duration {
+	return time.Duration(a.step / max(1, a.perEvent) * float64(time.Second))
 }
 
 // sure reports whether predictions rest on enough measurements.
@@ -309,9 +307,9 @@ const (
 
 // believed is the prefill rate that predictions go by, in prompt tokens/s; the lock is held.
 func (a *account) believed() float64 {
-	switch {
-	case a.rate > 0:
-		return a.rate
+	switch rate := a.prefill.Rate(); {
+	case rate.OK:
+		return rate.V
 	case a.blind >= blindAnswers:
 		return max(blindPrefillRate, a.bound)
 	}

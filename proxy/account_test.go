@@ -189,3 +189,23 @@ func TestAnswerThatDidNotComeWholeShowsNothing(t *testing.T) {
 	rate, _ := a.speed()
 	assert.EqualValues(t, defaultPrefillRate, rate)
 }
+
+// Engines put several tokens into one event; where an answer tells how many it had, the step is still that of a token.
+func TestStepOfEventsWithManyTokens(t *testing.T) {
+	var a account
+	now := time.Now()
+	for range 100 {
+		var f flight
+		a.start(&f, 100, now)
+		f.first(now.Add(20 * time.Millisecond))
+		at := now.Add(20 * time.Millisecond)
+		for range 4 {
+			at = at.Add(640 * time.Millisecond)
+			f.content(1, at)
+		}
+		f.told(128, 4)
+		f.done(at, true)
+		now = at
+	}
+	assert.InDelta(t, 0.020, a.load().DecodeStep.V.Seconds(), 0.001)
+}

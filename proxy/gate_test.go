@@ -21,8 +21,10 @@ import (
 
 // newTestGate is a gate whose engine computes 10,000 prompt tokens/s.
 func newTestGate() *gate {
-	return &gate{account: &account{rate: 10_000, step: 0.02}, limit: 10, timeout: time.Second,
-		metrics: gateMetrics{waited: newHistogram(heldBounds)}}
+	g := &gate{account: &account{step: 0.02}, limit: 10, timeout: time.Second, metrics: gateMetrics{waited: newHistogram(heldBounds)}}
+	g.account.prefill.Busy(time.Second)
+	g.account.prefill.Finish(10_000)
+	return g
 }
 
 func newHold(tokens int) *hold {
@@ -175,7 +177,9 @@ func TestGateBelievesTheEnginesCounter(t *testing.T) {
 			"nothing waits": {{}, {Waiting: routing.Some(0)}},
 		} {
 			g := newTestGate()
-			g.account.rate = 100 // far too low
+			g.account.prefill = routing.PrefillRate{}
+			g.account.prefill.Busy(10 * time.Second)
+			g.account.prefill.Finish(1000) // far too low
 			views[0].At = time.Now()
 			g.see(views[0], time.Now())
 			long := newHold(2000)
@@ -191,6 +195,32 @@ func TestGateBelievesTheEnginesCounter(t *testing.T) {
 			g.close()
 		}
 	})
+}
+
+// Where an engine does not say how many it runs at once, what waits there tells it; but every engine has requests that wait for
+// their prefill's turn, or for the end of a step.
+func TestGateTellsSlotsFromTurns(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		pending int // prompt tokens at the engine
+		ended   int // requests a reading, each 200 ms after the one before
+		waiting int
+		want    routing.Opt[int]
+	}{
+		{"eight slots, two seconds each", 400, 1, 2, routing.Some(9)},
+		{"prompts that wait for their turn", 4000, 3, 3, routing.Opt[int]{}},
+		{"one that waits for the end of a step", 200, 4, 1, routing.Opt[int]{}},
+		{"nobody waits", 400, 1, 0, routing.Opt[int]{}},
+	} {
+		g := newTestGate()
+		at := time.Now()
+		for range 20 {
+			g.pending, g.ended = c.pending, c.ended
+			at = at.Add(200 * time.Millisecond)
+			g.see(EngineView{At: at, Running: routing.Some(8), Waiting: routing.Some(c.waiting)}, at)
+		}
+		assert.Equal(t, c.want, g.runLimit(), c.name)
+	}
 }
 
 func TestGateIsBounded(t *testing.T) {

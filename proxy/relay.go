@@ -260,6 +260,9 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	m.outputTokens.Add(uint64(u.Completion.Or(x.sift.scan.tokens)))
 	m.cachedTokens.Add(uint64(u.Cached.Or(0)))
 	x.evidence(a, u)
+	if a.flight != nil && u.Completion.OK && x.peek.N <= 1 {
+		a.flight.told(u.Completion.V, x.sift.scan.tokens)
+	}
 	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
 		if r := x.p.lessons.note(x.req.Model, &x.peek, u); r.OK && x.p.cfg.Salt != nil {

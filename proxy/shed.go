@@ -129,18 +129,20 @@ func (g *gate) runLimit() routing.Opt[int] {
 const engineQueue = 300 * time.Millisecond
 
 // learn finds out how many requests an engine can use that does not tell how many it runs at once, such as vLLM, whose queue
-// has no end. If some waited there at two readings in a row and no more ran than before, it is those that run and as many as
-// it ends within engineQueue, since what waits may only wait for its prefill's turn; when none waits and as many run, it
-// may be more. The lock is held.
+// has no end. If some waited there at two readings in a row and no more ran than before, and for longer than the prompts that
+// are there take, it is those that run and as many as it ends within engineQueue; when none waits and as many run, it may be
+// more. Every engine has requests that wait for their prefill's turn, or for the end of a step. The lock is held.
 func (g *gate) learn(v *EngineView) {
 	if v.RunLimit.OK || !v.Running.OK || !v.Waiting.OK {
 		g.learned, g.waited = 0, false
 		return
 	}
-	if d := v.At.Sub(g.view.At).Seconds(); d > 0 {
+	if d := v.At.Sub(g.view.At).Seconds(); d > 0 && !g.view.At.IsZero() {
 		g.pace = blend(g.pace, float64(g.ended)/d, 0.3)
 		g.ended = 0
 	}
+	rate, step := g.account.speed()
+	turn := float64(g.pending)/rate + step.Seconds()
 	n, before := v.Running.V, g.view.Running
 	use := n + max(1, int(g.pace*engineQueue.Seconds()))
 	switch {
@@ -148,7 +150,7 @@ func (g *gate) learn(v *EngineView) {
 		if g.learned > 0 && n >= g.learned*3/4 {
 			g.learned += max(4, g.learned/4)
 		}
-	case g.waited && before.OK && n <= before.V && n > 0:
+	case g.waited && before.OK && n <= before.V && n > 0 && float64(v.Waiting.V) > 2*turn*g.pace:
 		g.learned = use
 	case g.learned > 0:
 		g.learned = max(g.learned, use)

@@ -1,6 +1,10 @@
 package sim
 
-import "github.com/grapevine-lb/grapevine/routing"
+import (
+	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
+)
 
 // account is what an agent counts and learns of its own engine: package proxy's account in virtual time, with the same
 // constants.
@@ -9,19 +13,15 @@ type account struct {
 	pending          int // uncached prompt tokens without a first token
 	accepted         uint32
 
-	busySince, busy int64 // ns with prompts to do, since the last sample
-	finished        int   // tokens in it
-	rate            float64
-	step            float64 // s, of decoding
+	busySince int64 // there were prompts to do since, as far as that was not told to prefill
+	prefill   routing.PrefillRate
+	rated     int64   // when that was last measured
+	step      float64 // s, of decoding
 }
 
 const (
-	prefillWindow = 512   // prompt tokens
-	prefillBusy   = 200e6 // ns
-	prefillLeast  = 20e6  // ns
-	prefillMemory = 8192  // prompt tokens
-	stepMemory    = 256   // decode steps
-	defaultRate   = 2000  // prompt tokens/s
+	stepMemory  = 256  // decode steps
+	defaultRate = 2000 // prompt tokens/s
 )
 
 // flight is a request's part in an account.
@@ -43,7 +43,7 @@ func (a *account) start(tokens int, now int64) flight {
 
 func (a *account) leavePrompt(f *flight, now int64) {
 	if a.waiting > 0 {
-		a.busy += now - a.busySince
+		a.prefill.Busy(time.Duration(now - a.busySince))
 	}
 	a.busySince = now
 	f.prompt = false
@@ -59,21 +59,9 @@ func (a *account) first(f *flight, now int64) {
 	a.leavePrompt(f, now)
 	f.firstAt = now
 	a.running++
-	a.finished += f.tokens
-	if a.busy < prefillLeast || a.finished < prefillWindow && a.busy < prefillBusy {
-		return
+	if a.prefill.Finish(f.tokens) {
+		a.rated = now
 	}
-	if a.finished > 0 {
-		sample := float64(a.finished) / float64(a.busy) * 1e9
-		share := float64(a.finished) / (float64(a.finished) + prefillMemory)
-		if a.rate > 0 {
-			sample = min(max(sample, a.rate/4), a.rate*4)
-			a.rate += (sample - a.rate) * share
-		} else {
-			a.rate = sample
-		}
-	}
-	a.busy, a.finished = 0, 0
 }
 
 // done ends a request that has made that many tokens.
@@ -97,17 +85,9 @@ func (a *account) done(f *flight, tokens int, now int64) {
 }
 
 // speed is the prefill rate that the agent itself believes in, tokens/s.
-func (a *account) speed() float64 {
-	if a.rate > 0 {
-		return a.rate
-	}
-	return defaultRate
-}
+func (a *account) speed() float64 { return a.prefill.Rate().Or(defaultRate) }
 
-// learned is the rate that it tells others.
-func (a *account) learned() routing.Opt[float64] {
-	if a.rate > 0 {
-		return routing.Some(a.rate)
-	}
-	return routing.Opt[float64]{}
+// credited is the rate that it tells others and that picks go by, in a fleet of that median.
+func (a *account) credited(fleet float64, now int64) routing.Opt[float64] {
+	return routing.Doubted(a.prefill.Rate(), time.Duration(now-a.rated), fleet)
 }

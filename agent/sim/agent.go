@@ -135,7 +135,7 @@ func (s *Sim) hop(i, j int32) time.Duration {
 func (s *Sim) look(a *agent) routing.Live {
 	c := &a.account
 	l := routing.Live{Running: c.running, Waiting: c.waiting, Held: len(a.held), PendingTokens: c.pending,
-		HeldTokens: a.heldTokens, PrefillRate: c.rate, KVUsed: a.kv}
+		HeldTokens: a.heldTokens, PrefillRate: c.credited(a.table.Rate(), s.now).Or(0), KVUsed: a.kv}
 	if s.spec.exact {
 		x := a.engine.Load()
 		l.PendingTokens = x.Pending
@@ -153,7 +153,7 @@ func (s *Sim) report(a *agent, now int64) routing.Report {
 		Running: routing.Some(c.running), Waiting: routing.Some(c.waiting), Held: routing.Some(len(a.held)),
 		RunLimit:      routing.Some(s.cfg.Engine.Slots),
 		PendingTokens: routing.Some(c.pending), HeldTokens: routing.Some(a.heldTokens), Accepted: routing.Some(c.accepted),
-		KVCapacity: routing.Some(s.cfg.Engine.KVTokens), KVUsed: routing.Some(a.kv), PrefillRate: c.learned()}
+		KVCapacity: routing.Some(s.cfg.Engine.KVTokens), KVUsed: routing.Some(a.kv), PrefillRate: c.credited(a.table.Rate(), now)}
 	if a.life > 0 {
 		r.ReadyFor = routing.Some(time.Duration(now - a.ready))
 	}
