@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/proxy/h1"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -172,6 +173,8 @@ func (x *exchange) admit(inflight int) *apiError {
 	switch {
 	case x.in.Method == "CONNECT" || x.in.Method == "TRACE": // h1 refuses them as it reads; here they come over HTTP/2
 		return errMethod
+	case x.in.HTTP2 && !h1.Fits(x.in.Method, x.in.Target, x.in.Host):
+		return errBadRequest
 	case p.cfg.MaxInflight > 0 && inflight > p.cfg.MaxInflight:
 		return errTooManyRequests
 	case x.in.Length > p.cfg.MaxBody:

@@ -277,10 +277,8 @@ func (r *Request) parseLine(line []byte) error {
 		return errStartLine
 	}
 	r.Method = line[:sp]
-	for _, c := range r.Method {
-		if !token[c] {
-			return errMethod
-		}
+	if !validMethod(r.Method) {
+		return errMethod
 	}
 	rest := line[sp+1:]
 	sp = bytes.LastIndexByte(rest, ' ')
@@ -293,10 +291,8 @@ func (r *Request) parseLine(line []byte) error {
 		return err
 	}
 	r.Minor = minor
-	for _, c := range r.Target {
-		if c <= ' ' || c >= 0x7f {
-			return errTarget
-		}
+	if !validTarget(r.Target) {
+		return errTarget
 	}
 	switch {
 	case string(r.Method) == "CONNECT":
@@ -304,10 +300,6 @@ func (r *Request) parseLine(line []byte) error {
 	case string(r.Method) == "TRACE":
 		return errTrace
 	case r.Target[0] == '/':
-		// A fragment never travels (RFC 9110 7.1).
-		if bytes.IndexByte(r.Target, '#') >= 0 {
-			return errTarget
-		}
 	case len(r.Target) == 1 && r.Target[0] == '*' && string(r.Method) == "OPTIONS":
 	default:
 		return errAbsolute
@@ -545,11 +537,36 @@ func parseLength(b []byte) (int64, bool) {
 	return n, true
 }
 
+// Fits reports whether a request that came in another form, HTTP/2, can be written as HTTP/1.1: net/http lets spaces pass in its
+// method and target, so that an engine would read another line than was meant.
+func Fits(method, target, host string) bool {
+	return validMethod(method) && validTarget(target) && validHost(host)
+}
+
+func validMethod[T string | []byte](b T) bool {
+	for i := range len(b) {
+		if !token[b[i]] {
+			return false
+		}
+	}
+	return len(b) > 0
+}
+
+// validTarget refuses a fragment too: it never travels (RFC 9110 7.1).
+func validTarget[T string | []byte](b T) bool {
+	for i := range len(b) {
+		if c := b[i]; c <= ' ' || c >= 0x7f || c == '#' {
+			return false
+		}
+	}
+	return len(b) > 0
+}
+
 // validHost allows what may stand in a Host field: reg-name, IPv4, an IPv6
 // literal in brackets, and a port; empty is allowed by the RFC.
-func validHost(b []byte) bool {
-	for _, c := range b {
-		if !hostByte[c] {
+func validHost[T string | []byte](b T) bool {
+	for i := range len(b) {
+		if !hostByte[b[i]] {
 			return false
 		}
 	}

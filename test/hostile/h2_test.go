@@ -181,6 +181,74 @@ func TestH2Methods(t *testing.T) {
 	assert.Zero(t, b.read.Load())
 }
 
+// What is written anew in HTTP/1.1 for the engine must be as it would be if it had come in HTTP/1.1: no field of an HTTP/2 request
+// makes it two requests, or one that an engine cannot read.
+func TestH2Downgrade(t *testing.T) {
+	b := newBackend(t)
+	addr := startGrapevine(t, b)
+	const hidden = " HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/smuggled"
+	pseudo := func(method, path, authority string, more ...string) []byte {
+		return headers(append([]string{":method", method, ":scheme", "http", ":path", path, ":authority", authority}, more...)...)
+	}
+	for name, block := range map[string][]byte{
+		"a request in the path":            pseudo("GET", "/v1/thing"+hidden, "llm.example"),
+		"a request in the method":          pseudo("GET /v1/thing"+hidden+" HTTP/1.1\r\nX: ", "/v1/thing", "llm.example"),
+		"a field in the authority":         pseudo("GET", "/v1/thing", "llm.example\r\nX: y"),
+		"a space in the path":              pseudo("GET", "/v1/thing HTTP/1.1", "llm.example"),
+		"a space in the method":            pseudo("GET /v1/smuggled", "/v1/thing", "llm.example"),
+		"a tab in the path":                pseudo("GET", "/v1/thing\tx", "llm.example"),
+		"a NUL in the path":                pseudo("GET", "/v1/thing\x00", "llm.example"),
+		"a control byte in the path":       pseudo("GET", "/v1/thing\x01", "llm.example"),
+		"a DEL in the path":                pseudo("GET", "/v1/thing\x7f", "llm.example"),
+		"a fragment in the path":           pseudo("GET", "/v1/thing#x", "llm.example"),
+		"non-ASCII in the path":            pseudo("GET", "/v1/thing?\xc3\xa4", "llm.example"),
+		"a space in the query":             pseudo("GET", "/v1/thing?a b", "llm.example"),
+		"an empty path":                    pseudo("GET", "", "llm.example"),
+		"no slash":                         pseudo("GET", "v1/thing", "llm.example"),
+		"an absolute path":                 pseudo("GET", "http://evil.example/v1/thing", "llm.example"),
+		"two slashes":                      pseudo("GET", "//evil.example/v1/thing", "llm.example"),
+		"a space in the authority":         pseudo("GET", "/v1/thing", "a b"),
+		"a slash in the authority":         pseudo("GET", "/v1/thing", "a/b"),
+		"user information":                 pseudo("GET", "/v1/thing", "u@a"),
+		"a Host beside the authority":      pseudo("GET", "/v1/thing", "llm.example", "host", "evil.example"),
+		"a field name in capitals":         pseudo("GET", "/v1/thing", "llm.example", "X-A", "1"),
+		"a field name with a colon":        pseudo("GET", "/v1/thing", "llm.example", "x:y", "1"),
+		"a field name with CRLF":           pseudo("GET", "/v1/thing", "llm.example", "x\r\ny", "1"),
+		"a field name with a space":        pseudo("GET", "/v1/thing", "llm.example", "transfer-encoding ", "chunked"),
+		"an empty field name":              pseudo("GET", "/v1/thing", "llm.example", "", "1"),
+		"a request in a value":             pseudo("GET", "/v1/thing", "llm.example", "x", "1\r\n\r\nGET /v1/smuggled HTTP/1.1\r\nHost: x\r\n\r\n"),
+		"a bare LF in a value":             pseudo("GET", "/v1/thing", "llm.example", "x", "1\ny: 2"),
+		"a bare CR in a value":             pseudo("GET", "/v1/thing", "llm.example", "x", "1\ry: 2"),
+		"a NUL in a value":                 pseudo("GET", "/v1/thing", "llm.example", "x", "1\x00"),
+		"a length without a body":          pseudo("GET", "/v1/thing", "llm.example", "content-length", "48"),
+		"two lengths":                      pseudo("GET", "/v1/thing", "llm.example", "content-length", "0", "content-length", "48"),
+		"a length with plus":               pseudo("GET", "/v1/thing", "llm.example", "content-length", "+0"),
+		"a pseudo field behind the others": append(request("x", "1"), headers(":path", "/v1/smuggled")...),
+		"two paths":                        append(headers(":path", "/v1/smuggled"), request()...),
+		"an unknown pseudo field":          headers(":method", "GET", ":scheme", "http", ":path", "/v1/thing", ":authority", "llm.example", ":odd", "1"),
+		"a cookie in crumbs with CRLF":     pseudo("GET", "/v1/thing", "llm.example", "cookie", "a=b", "cookie", "c=d\r\nx: y"),
+	} {
+		read, malformed, smuggled := b.read.Load(), b.malformed.Load(), b.smuggled.Load()
+		dialH2With(t, addr, block)
+		time.Sleep(5 * time.Millisecond) // a second request would be read by then
+		assert.LessOrEqual(t, b.read.Load()-read, int32(1), name)
+		assert.Equal(t, malformed, b.malformed.Load(), "%s: the backend got what it cannot read", name)
+		assert.Equal(t, smuggled, b.smuggled.Load(), "%s: a hidden request", name)
+	}
+
+	// The body is framed by frames: a length that says something else is an error, and never the engine's framing.
+	for name, data := range map[string]string{"shorter than its length": "{}", "longer than its length": strings.Repeat(" ", 60)} {
+		read, malformed := b.read.Load(), b.malformed.Load()
+		h := dialH2(t, addr)
+		h.frame(1, 4, 1, headers(":method", "POST", ":scheme", "http", ":path", "/v1/chat/completions", ":authority", "llm.example", "content-length", "48"))
+		h.frame(0, 1, 1, []byte(data))
+		first, reset := h.answer(1)
+		assert.True(t, reset || first == status400, "%s: %#x", name, first)
+		assert.Equal(t, read, b.read.Load(), name)
+		assert.Equal(t, malformed, b.malformed.Load(), name)
+	}
+}
+
 func dialH2With(t *testing.T, addr string, block []byte) (byte, bool) {
 	t.Helper()
 	h := dialH2(t, addr)
