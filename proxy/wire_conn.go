@@ -355,8 +355,7 @@ func (c *wireServerConn) hungUp() {
 
 // linger ends our side and takes in what is still on its way, for a bounded time.
 func (c *wireServerConn) linger() {
-	cw, ok := c.nc.(interface{ CloseWrite() error })
-	if !ok || cw.CloseWrite() != nil {
+	if cw, ok := c.nc.(interface{ CloseWrite() error }); ok && cw.CloseWrite() != nil {
 		return
 	}
 	_ = c.nc.SetReadDeadline(time.Now().Add(lingerTime))
