@@ -191,6 +191,13 @@ func (f *flight) sample() {
 	f.firstAt, f.steps = f.lastAt, 0
 }
 
+// forgetRate begins to learn the prefill rate anew: it was counted in wrong tokens.
+func (a *account) forgetRate() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.prefill, a.rated = routing.PrefillRate{}, time.Time{}
+}
+
 // told says how many tokens a streamed answer had, by its usage, and in how many events they came: engines put several into
 // one, some always, some when they are busy.
 func (f *flight) told(tokens, events int) {

@@ -209,3 +209,24 @@ func TestStepOfEventsWithManyTokens(t *testing.T) {
 	}
 	assert.InDelta(t, 0.020, a.load().DecodeStep.V.Seconds(), 0.001)
 }
+
+// A rate that was counted in wrong tokens is none: the next prompt tells it whole.
+func TestForgetRate(t *testing.T) {
+	var a account
+	now := time.Now()
+	prompt := func(tokens int) {
+		var f flight
+		a.start(&f, tokens, now)
+		now = now.Add(300 * time.Millisecond)
+		f.first(now)
+		f.done(now, true)
+	}
+	for range 200 {
+		prompt(600)
+	}
+	assert.InDelta(t, 2000, a.load().PrefillRate.V, 1)
+	a.forgetRate()
+	assert.False(t, a.load().PrefillRate.OK)
+	prompt(9000)
+	assert.InDelta(t, 30_000, a.load().PrefillRate.V, 1)
+}

@@ -19,7 +19,9 @@ const (
 	// A ratio beyond these is a broken usage and no tokenizer.
 	leastPerToken, mostPerToken = 0.1, 16.0
 	// Below fewPerToken only a prompt of fewBytes teaches: a short one behind a long template of the engine's own looks the same.
-	fewPerToken, fewBytes       = 0.5, 1024
+	fewPerToken, fewBytes = 0.5, 1024
+	// otherUnit: where a model's first ratio is so many times what was assumed, a rate that was learned so far was none.
+	otherUnit                   = 1.5
 	leastPerMedia, mostPerMedia = 1.0, 100_000.0
 	lessonSlots                 = 42 // of output lengths, two for each doubling: up to 2^20 tokens
 )
@@ -126,6 +128,16 @@ func (m *lesson) quantile(q float64) routing.Opt[int] {
 		}
 	}
 	return routing.Some(1 << (lessonSlots / 2))
+}
+
+// perToken returns the bytes of a token of the model's prompts, as far as they are known.
+func (l *lessons) perToken(model string) (r routing.Opt[float64]) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m := l.models[model]; m != nil {
+		r = m.perToken()
+	}
+	return r
 }
 
 // tokens estimates a prompt's length with what was learned about its model.

@@ -265,8 +265,13 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	}
 	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
-		if r := x.p.lessons.note(x.req.Model, &x.peek, u); r.OK && x.p.cfg.Salt != nil {
+		knew := x.p.lessons.perToken(x.req.Model)
+		r := x.p.lessons.note(x.req.Model, &x.peek, u)
+		if r.OK && x.p.cfg.Salt != nil {
 			x.p.cfg.Salt.fit(r.V)
+		}
+		if was := knew.Or(defaultPerToken); !knew.OK && r.OK && max(r.V/was, was/r.V) > otherUnit {
+			x.p.account.forgetRate()
 		}
 	}
 	trailer := ans.Trailer()
