@@ -40,7 +40,7 @@ func expressions(list []panel) (out []string) {
 // TestDashboard: a real Prometheus scrapes a running fleet under load, and every query of the dashboard finds something
 // that is a number.
 func TestDashboard(t *testing.T) {
-	needLong(t)
+	longOnly(t)
 	prometheus, err := exec.LookPath("prometheus")
 	if err != nil {
 		t.Skip("prometheus is not here: apt-get install prometheus")

@@ -55,7 +55,7 @@ func fronts() []front {
 // TestFronts: behind the proxies that people have, with the configurations in deploy/front, the first content comes at most
 // 10 ms later than from an agent itself, and nothing that had no content yet is lost while an agent is killed.
 func TestFronts(t *testing.T) {
-	needLong(t)
+	longOnly(t)
 	for _, f := range fronts() {
 		t.Run(f.name, func(t *testing.T) {
 			program := f.find()

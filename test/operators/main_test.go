@@ -27,8 +27,8 @@ var long = flag.Bool("long", false, "also run what takes long")
 
 func TestMain(m *testing.M) { harness.Main(m) }
 
-// needLong skips what takes long.
-func needLong(t *testing.T) {
+// longOnly skips what takes long.
+func longOnly(t *testing.T) {
 	t.Helper()
 	if !*long {
 		t.Skip("runs with -long")

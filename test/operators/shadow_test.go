@@ -66,7 +66,7 @@ func play(t *testing.T, f *fleet, list []arrival, seed int) (first []time.Durati
 // TestShadow: in shadow mode nothing moves, and the gain that it predicts is within 30 % of what switching on then brings.
 // The fleet is switched at one agent, under load, and back; no request fails.
 func TestShadow(t *testing.T) {
-	needLong(t)
+	longOnly(t)
 	f := startFleet(t, 3, 3, func(_ int, c *agent.Config) { c.Mode = agent.ModeShadow })
 	list := hotTrace(20*time.Second, []float64{13, 2, 2}, 7)
 	moved := func() (n uint64) {

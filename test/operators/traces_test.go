@@ -125,7 +125,7 @@ service:
 // TestTraces: requests over two agents, collected by the real Collector, are one tree each from the client's span to the engine,
 // with what the pick knew.
 func TestTraces(t *testing.T) {
-	needLong(t)
+	longOnly(t)
 	s := harness.New(t)
 	got := &sink{spans: map[string][]spanJSON{}}
 	collector := startCollector(t, s, got)

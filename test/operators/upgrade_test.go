@@ -47,7 +47,7 @@ func exists(path string) bool {
 // The clients know all agents and heed nobody's readiness while agents of this build are ended. The first release can reset
 // a connection that is made at the moment of its end, so there the clients go by readiness, as balancers do.
 func TestRollingUpgrade(t *testing.T) {
-	needLong(t)
+	longOnly(t)
 	old, current := buildOld(t, firstRelease), harness.Build(t, "./cmd/grapevine")
 	s := harness.New(t)
 	var engines []string
