@@ -395,11 +395,19 @@ func (x *exchange) serveEntry() {
 			x.outcome = outcomeDeadly
 			return
 		}
-		if d = x.pick(); d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful || x.pinned {
+		home := false
+		if d, home = x.home(v); !home {
+			d = x.pick()
+		}
+		if d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful || x.pinned {
 			x.giveUp(v)
 			return
 		}
-		reason, ok := x.retry.allow(v, x.idempotent, p.budget, time.Now())
+		budget := p.budget
+		if home {
+			budget = nil
+		}
+		reason, ok := x.retry.allow(v, x.idempotent, budget, time.Now())
 		if !ok || len(x.tried) == cap(x.tried) {
 			x.giveUp(v)
 			return
@@ -451,6 +459,24 @@ func (x *exchange) pick() choice {
 	}
 	return choice{Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
 }
+
+// home is the last chance of a request that reached nobody: when two could not be connected to, the network may be cut, and
+// what is left of it is our own engine, if that can take the request. Nothing ran, so this is not charged to the budget.
+func (x *exchange) home(v verdict) (choice, bool) {
+	if v != verdictNoConnect || x.retry.retries != maxRetries-1 || x.p.shadow.on.Load() || slices.Contains(x.tried, x.p.self) {
+		return choice{}, false
+	}
+	x.req.Tried = x.tried
+	d := ownOnly.Pick(x.p.cfg.Table.Snapshot(), &x.req, time.Now(), x.rnd)
+	if d.Peer == nil {
+		return choice{}, false
+	}
+	x.askNote, x.ticket, x.limit = askNote{}, 0, 0
+	return choice{Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason}, true
+}
+
+// ownOnly picks our own replica or nobody.
+var ownOnly, _ = routing.NewPolicy("local") // it exists
 
 // nobody answers a request for which no replica can be picked.
 func (x *exchange) nobody(r routing.Reason) {

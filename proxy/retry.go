@@ -55,7 +55,7 @@ type retryState struct {
 }
 
 // allow decides whether the request may be tried once more after v, and takes what that costs. idempotent means that
-// the client said so. It returns the reason for the counter.
+// the client said so; without a budget it costs nothing. It returns the reason for the counter.
 func (s *retryState) allow(v verdict, idempotent bool, b *retryBudget, now time.Time) (string, bool) {
 	if v == verdictRefused {
 		s.refusals++
@@ -93,7 +93,7 @@ func (s *retryState) allow(v verdict, idempotent bool, b *retryBudget, now time.
 	default:
 		return "", false
 	}
-	if !b.take(now) {
+	if b != nil && !b.take(now) {
 		return "", false
 	}
 	s.retries++

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 const okAnswer = `{"id":"c1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}`
@@ -184,6 +186,40 @@ func TestAtMostTwoRepeats(t *testing.T) {
 			runs = append(runs, e.(*scripted).count())
 		}
 		assert.Equal(t, []int{1, 1, 1, 0, 0}, runs)
+	})
+}
+
+// Half of the network is gone and no record says so yet: whoever could not be connected to twice runs at the entry, also when
+// the budget for repeats is used up. If the entry's engine cannot take it, the third goes elsewhere as ever.
+func TestUnreachableGoesHome(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var es []http.Handler
+		for range 5 {
+			es = append(es, answers(200, "{}"))
+		}
+		f := newFleet(t, []uint64{2, 3, 4, 5, 1}, nil, es...)
+		for i := 1; i < 5; i++ {
+			f.net.mu.Lock()
+			delete(f.net.m, peerAddr(i))
+			f.net.mu.Unlock()
+		}
+		table := f.agents[0].cfg.Table
+		table.SetModels(1, []routing.Model{{ID: "m"}}, 0, time.Now())
+		table.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
+		const requests = 50 // a burst, so that no budget grows meanwhile
+		for range requests {
+			resp, _, err := f.get(chatBody(false))
+			require.NoError(t, err)
+			assert.Equal(t, 200, resp.StatusCode)
+		}
+		assert.Equal(t, requests, es[0].(*scripted).count())
+		assert.EqualValues(t, 2*requests, f.metrics(0).Retries[retryDial])
+
+		table.Update(routing.Report{Boot: 1, Seq: 2, State: routing.StateWarming, Heartbeat: time.Hour}, time.Now())
+		resp, _, err := f.get(chatBody(false))
+		require.NoError(t, err)
+		assert.Equal(t, 503, resp.StatusCode)
+		assert.Equal(t, requests, es[0].(*scripted).count())
 	})
 }
 
