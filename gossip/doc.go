@@ -16,9 +16,15 @@
 // p99. From 3,300 on the least rate, one in 20 s, asks for more than the queue carries: at 10,000 a record goes out 1.5 times
 // at each member instead of 4, reaches about half of them, and is some 30 s old. A state exchange is 200 bytes a member both
 // ways, each 60 s (lan) to 180 s (large) at 1,000 and each 100 to 300 s at 10,000: 7 and 40 KB/s at most. A dead member is
-// known after 7 s and after 10 s; its records stop at once. The tables here take about 0.5 MB and 5 MB. Membership is what
-// costs CPU: each join and leave reaches everybody some 16 times, so 1,000 agents that start together handle 16 million
-// messages twice over, about 0.2 s of a core for each agent, and 10,000 that start together 2 s each. A cluster of 10,000 works,
+// known after 7 s and after 10 s; its records stop at once. With what Serf and memberlist keep, a member costs 2.6 KiB of
+// memory, 2.7 MB and 27 MB in all. Membership is what costs CPU: each join and leave reaches everybody some 16 times.
+//
+// Measured in memory and fake time (TestRig, one core): of 1,000 agents that start within 25 s all see all 8 to 9 s after
+// the last; that took 0.20 s of CPU an agent. At work, loads changing once a second, an agent takes 0.55 % of a core; those
+// that come by the queue are 3.3 s old in the median, 9.8 s at p99. A tenth rolled in 20 s is settled 11 s later, for 0.29
+// s of CPU an agent; goodbyes reach 98 or 99 of 100 before memberlist's word, to the others a leave looks like a failure.
+// The start grows with the power 2.4 of the members (300: 0.037 s an agent), so that 10,000 that start together would take 5 s
+// of CPU each, 14 hours of one core and some 400 GB in a rig like that: it ends at 1,000 to 1,500. A cluster of 10,000 works,
 // then, with 64 fresh candidates an agent and little idea of the others; clusters of at most 3,000 choose as well for less.
 //
 // A [Node] is built by [New], which binds the sockets, and works in [Node.Run], which joins, joins again, publishes, and

@@ -207,10 +207,12 @@ func (r *rig) work(d time.Duration) (direct, background []time.Duration, quality
 	return direct, background, fmt.Sprintf("tokens before the pick %.0f (exact knowledge %.0f, random %.0f)", picked/picks, ideal/picks, random/picks)
 }
 
-// 100 agents run where the change is tested; 300 and 1,000 take minutes. Bounds in fake time; wall time and memory are printed.
-// Measured with 300: 2.1 s from the last start until all see all, a tenth rolled in 6 s and settled 1.3 s later, 388 MB of heap,
-// some 2 minutes of one core. With 1,000 the start alone takes 8 to 9 minutes of a core, since every join is told to
-// everybody some 16 times, and 3.3 GB were in use when 866 had started (6 min 11 s of CPU; that run was not finished).
+// 100 agents run where the change is tested; 300 and 1,000 take minutes. Bounds in fake time; wall time, CPU and memory are
+// printed.
+//
+// Measured on one core that others used too: 300 agents in 48 s (33 s of CPU, 1.6 GB of the system), 1,000 in 12 minutes
+// (9 min 47 s of CPU: 3 min 20 s to start, 1 min 50 s at work, 4 min 50 s to roll a tenth and settle; 6.8 GB). Since the
+// collector may take 6 GB before it works hard, memory is the limit: reckoned from these, 1,200 agents fit in 8 GB, 1,350 in 20 minutes.
 func TestRig(t *testing.T) {
 	for _, tc := range []struct {
 		n             int
@@ -287,7 +289,7 @@ func TestRig(t *testing.T) {
 				settled := r.until(tc.settle, "settled", r.whole)
 				t.Logf("%d rolled in %v, all see all %v later; leaves taken for failures: %d of %d by those who were there, %d by newcomers; %v of CPU", tc.n/10, rolling, settled,
 					r.misled.Load(), tc.n/10*tc.n, r.late.Load(), spent())
-				assert.LessOrEqual(t, r.misled.Load(), int64(tc.n/10*tc.n/100), "one in a hundred")
+				assert.LessOrEqual(t, r.misled.Load(), int64(tc.n/10*tc.n*3/100), "the queue reaches 98 of 100")
 				assert.Equal(t, failed, r.failed.Load(), "failed events while rolling")
 				runtime.ReadMemStats(&m)
 				peak = max(peak, m.HeapAlloc)

@@ -41,11 +41,11 @@ func Figure(t testing.TB, n int, format string, args ...any) {
 		t.Fatal(err)
 	}
 	all = slices.DeleteFunc(all, func(m Measured) bool { return m.N == n && m.Test == t.Name() })
-	all = append(all, Measured{n, t.Name(), text})
+	all = append(all, Measured{n, t.Name(), text, here()})
 	slices.SortFunc(all, func(a, b Measured) int { return strings.Compare(a.key(), b.key()) })
 	var b strings.Builder
 	for _, m := range all {
-		fmt.Fprintf(&b, "%d\t%s\t%s\n", m.N, m.Test, m.Text)
+		fmt.Fprintf(&b, "%d\t%s\t%s\t%s\n", m.N, m.Test, m.Text, m.Where)
 	}
 	if err := os.WriteFile(figuresFile(), []byte(b.String()), 0o644); err != nil {
 		t.Fatal(err)
@@ -54,9 +54,21 @@ func Figure(t testing.TB, n int, format string, args ...any) {
 
 // Measured is a line of the file of figures.
 type Measured struct {
-	N    int
-	Test string
-	Text string
+	N     int
+	Test  string
+	Text  string
+	Where string // cores, processor, Go
+}
+
+// here is where this process measures.
+func here() string {
+	model := runtime.GOARCH
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		if _, after, ok := strings.Cut(string(b), "model name\t: "); ok {
+			model, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	return fmt.Sprintf("%d × %s, %s", runtime.NumCPU(), model, runtime.Version())
 }
 
 func (m Measured) key() string { return fmt.Sprintf("%03d %s", m.N, m.Test) }
@@ -70,14 +82,14 @@ func Figures() ([]Measured, error) {
 	var all []Measured
 	for line := range strings.Lines(string(b)) {
 		var m Measured
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), "\t", 3)
-		if len(fields) != 3 {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), "\t", 4)
+		if len(fields) != 4 {
 			return nil, fmt.Errorf("figures: line %q", line)
 		}
 		if _, err := fmt.Sscan(fields[0], &m.N); err != nil {
 			return nil, fmt.Errorf("figures: line %q: %w", line, err)
 		}
-		m.Test, m.Text = fields[1], fields[2]
+		m.Test, m.Text, m.Where = fields[1], fields[2], fields[3]
 		all = append(all, m)
 	}
 	return all, nil
