@@ -23,7 +23,9 @@ type departed struct {
 func (t *Table) depart(p *Peer, now time.Time) {
 	maps.DeleteFunc(t.departed, func(_ string, d departed) bool { return now.Sub(d.at) > departedFor })
 	t.index.mu.RLock()
-	blocks := slices.Collect(maps.Keys(t.index.held[p]))
+	held := t.index.held[p]
+	blocks := slices.Collect(maps.Keys(held))
+	slices.SortFunc(blocks, func(a, b uint32) int { return int(int32(held[b] - held[a])) })
 	t.index.mu.RUnlock()
 	if addr := p.member.Load().Addr; addr != "" && len(blocks) > 0 && len(t.departed) < departedMax {
 		t.departed[addr] = departed{blocks, now}
@@ -31,7 +33,8 @@ func (t *Table) depart(p *Peer, now time.Time) {
 }
 
 // Departed returns the last digest of the member that left from that address, within the last ten minutes: for the
-// agent that starts there now, if its engine's start time is unchanged. The order is lost.
+// agent that starts there now, if its engine's start time is unchanged; what was heard
+// of last comes first, as in Digest.Blocks: what is used again is told to nobody.
 func (t *Table) Departed(addr string, now time.Time) []uint32 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

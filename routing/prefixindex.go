@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -32,13 +33,14 @@ func (h *holderSet) has(slot uint16) bool {
 type prefixIndex struct {
 	mu     sync.RWMutex
 	blocks map[uint32]holderSet
-	held   map[*Peer]map[uint32]struct{} // what each peer holds, for taking back
-	slots  []*Peer                       // by slot; 0 is never used
+	held   map[*Peer]map[uint32]uint32 // what each peer holds, for taking back, with the order in which we heard of it
+	heard  uint32                      // blocks heard of
+	slots  []*Peer                     // by slot; 0 is never used
 }
 
 func (x *prefixIndex) init() {
 	x.blocks = map[uint32]holderSet{}
-	x.held = map[*Peer]map[uint32]struct{}{}
+	x.held = map[*Peer]map[uint32]uint32{}
 	x.slots = []*Peer{nil}
 }
 
@@ -207,11 +209,11 @@ func (t *Table) SetDigest(boot uint64, seq uint32, blocks []uint32, now time.Tim
 	p.digestAt.Store(int64(t.clock.tick(now)))
 }
 
-// change adds and takes back blocks of a peer; the lock is held.
+// change adds blocks of a peer, given last used first, and takes others back; the lock is held.
 func (x *prefixIndex) change(p *Peer, added, dropped []uint32) {
 	held := x.held[p]
 	if held == nil {
-		held = make(map[uint32]struct{}, len(added))
+		held = make(map[uint32]uint32, len(added))
 		x.held[p] = held
 	}
 	for _, b := range dropped {
@@ -220,9 +222,10 @@ func (x *prefixIndex) change(p *Peer, added, dropped []uint32) {
 			x.drop(b, p.slot)
 		}
 	}
-	for _, b := range added {
+	for _, b := range slices.Backward(added) {
 		if _, ok := held[b]; !ok {
-			held[b] = struct{}{}
+			x.heard++
+			held[b] = x.heard
 			x.put(b, p.slot)
 		}
 	}
