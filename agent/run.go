@@ -392,11 +392,9 @@ func replyClass(kind string, status int, body []byte) proxy.ReplyClass {
 // live is the own replica as a pick sees it: the exact count, not the record of up to 50 ms ago.
 func (a *Agent) live() routing.Live {
 	now := time.Now()
-	l := a.load(now)
-	r := a.own.report(l, a.cfg.Weight, now)
+	r := a.own.report(a.load(now), a.cfg.Weight, now)
 	return routing.Live{
 		Running: r.Running.Or(0), Waiting: r.Waiting.Or(0), Held: r.Held.Or(0), PendingTokens: r.PendingTokens.Or(0),
 		HeldTokens: r.HeldTokens.Or(0), PrefillRate: r.PrefillRate.Or(0), KVUsed: r.KVUsed.Or(0),
-		RunLimit: l.Learned,
 	}
 }

@@ -410,16 +410,6 @@ func (g *gate) close() {
 	}
 }
 
-// limits returns how many requests an engine that tells no limit can use at once, as learned; 0 = not known.
-func (g *gate) limits() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.view.RunLimit.OK {
-		return 0
-	}
-	return g.learned
-}
-
 // load returns how many are held and their prompt tokens.
 func (g *gate) load() (held, tokens int) {
 	g.mu.Lock()

@@ -236,9 +236,6 @@ func (p *Peer) liveLoad(v *view, live Live, s *Snapshot) load {
 	l.waiting = float64(live.Waiting + live.Held)
 	l.queue = float64(live.PendingTokens + live.HeldTokens)
 	l.kv = max(l.kv, live.KVUsed)
-	if live.RunLimit > 0 {
-		l.limit = float64(live.RunLimit)
-	}
 	if live.PrefillRate > 0 {
 		l.rate = live.PrefillRate
 	}

@@ -103,5 +103,4 @@ type Live struct {
 	PendingTokens, HeldTokens int // uncached prompt tokens without a first token
 	PrefillRate               float64
 	KVUsed                    float64 // 0..1
-	RunLimit                  int     // most requests at once, as learned; 0 = as the record says
 }
