@@ -167,10 +167,13 @@ func (h *hangups) giveBack(fd int32, m *pump) {
 	m.back <- struct{}{}
 }
 
+// mostReads of a stream in one go: then others have their turn.
+const mostReads = 64
+
 // read passes on what has come; last means that the other side may have ended behind it. False: the stream needs its
 // goroutine.
 func (m *pump) read(fd int, p []byte, last bool) (more bool) {
-	for {
+	for range mostReads {
 		n, _, e := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 		switch {
 		case e == syscall.EAGAIN:
@@ -191,6 +194,7 @@ func (m *pump) read(fd int, p []byte, last bool) (more bool) {
 			return true // that emptied it
 		}
 	}
+	return false // its goroutine hands it over again
 }
 
 // open lets connections be watched until as many calls of shut.
