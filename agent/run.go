@@ -371,7 +371,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority, TrustGateway: gateways(a.cfg.TrustGateway),
 		Reply: replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",
-		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, AccessLog: a.cfg.AccessLog, Tracing: a.tracing(), Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial, Step: a.opts.Step,
+		NoSession: a.cfg.Affinity == "off" || a.cfg.Affinity == "prefix", NoGate: a.cfg.Gate == "off", QueueLimit: queueLimit(a.cfg.QueueLimit), QueueTimeout: a.cfg.QueueTimeout, OnHeld: a.own.wake, Models: a.modelEntries, Alias: a.aliasOf, AccessLog: a.cfg.AccessLog, Tracing: a.tracing(), Logger: a.log, Seed: a.opts.Seed, Dial: a.opts.Dial, StreamThread: a.opts.StreamThread, Step: a.opts.Step,
 	}
 }
 

@@ -40,7 +40,7 @@ type Status struct {
 
 // ProcessStatus is what the process may use.
 type ProcessStatus struct {
-	CPUs        int                 `json:"cpus"`               // goroutines that run at once; follows the control group's limit
+	CPUs        int                 `json:"cpus"`               // goroutines that run at once; that of streams included (confine), else the control group's limit
 	MemoryLimit routing.Opt[uint64] `json:"memory_limit_bytes"` // from which on Go collects harder; null = none
 }
 

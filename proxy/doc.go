@@ -49,8 +49,9 @@
 // Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk this costs 0.78 of a
 // goroutine for each stream (200 streams with 10,000 chunks/s in all, 26.0 against 33.6 µs, nginx 22.3, three repetitions) and 0.87 in
 // short streams (1,000 of 16 chunks, handing over included). The wait that keeps its P is what wins: a sketch whose loop
-// went through the scheduler cost 41 µs, and 21 with such a wait. Where Go runs one goroutine at a time (GOMAXPROCS=1), and elsewhere
-// than on Linux, streams stay with their goroutines. Requests stay there too: under load Go's poller serves many with one
+// went through the scheduler cost 41 µs, and 21 with such a wait. But a P that it keeps is one less for all others: with four agents in
+// one process on two CPUs a first token took 270 ms instead of 50. So it is [Config.StreamThread], which grapevine agent sets with one P more
+// than there are CPUs. Where Go runs one goroutine at a time (GOMAXPROCS=1), and elsewhere than on Linux, streams stay with their goroutines. Requests stay there too: under load Go's poller serves many with one
 // call, and to change the thread would cost them more.
 //
 // Exchanges, heads and answers lie in memory that is used again, a silent stream holds no buffer, and one timer serves an

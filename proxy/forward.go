@@ -430,7 +430,7 @@ func (x *exchange) classifyError(a *attempt, s *answer, reason string) (verdict,
 	case ReplyNotRun:
 		return verdictBusy, routing.OutcomeBusy
 	case ReplyDead:
-		return verdictBusy, routing.OutcomeServerError
+		return verdictError, routing.OutcomeServerError
 	}
 	if s.head.Status >= 500 {
 		return verdictFailed, routing.OutcomeServerError

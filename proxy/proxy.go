@@ -25,7 +25,7 @@ const (
 	ReplyOther  ReplyClass = iota // passed on unchanged
 	ReplyBusy                     // it did not run: the engine is full or loading
 	ReplyNotRun                   // it did not run: the engine is going away
-	ReplyDead                     // the engine is dead: it did not run, and the replica is to be left alone
+	ReplyDead                     // the engine is dead: it may have run until then, and the replica is to be left alone
 )
 
 // ModelEntry is one model as a replica's engine lists it.
@@ -101,6 +101,11 @@ type Config struct {
 
 	// Dial opens connections; nil = the network. Tests put an in-memory network here.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// StreamThread has one thread read the established streams (pump.go), which costs less than a goroutine for each. While there
+	// are streams it keeps one of GOMAXPROCS to itself, also when it waits. So it is for a program that has one to spare, as grapevine agent
+	// gives itself; two agents in a process would take two. Without it, or where GOMAXPROCS is 1, each stream has its goroutine.
+	StreamThread bool
 
 	NoSteal bool // held requests of others are not pulled
 

@@ -19,7 +19,7 @@ const (
 	verdictRefused                  // (a) a peer's agent refused it: no attempt, no charge
 	verdictBusy                     // (a) 429, a busy 503 or a reply that means "not run"
 	verdictCut                      // (b) the connection ended before any content reached the client; free once
-	verdictError                    // (b) the engine said so in a 200 stream, before any content; free once
+	verdictError                    // (b) the engine broke off and says so, in a 200 stream before any content or as it dies; free once
 	verdictFailed                   // (c) another 500, 502 or 504: passed on, unless the client made it idempotent
 	verdictTimeout                  // (c) nothing came within the first-byte timeout
 	verdictMoved                    // it was held there and goes on elsewhere: neither an attempt nor charged

@@ -34,6 +34,7 @@ var retryCases = []retryCase{
 	{name: "429 moves", first: reply(429, "busy"), status: 200, second: 1, reason: retryBusy, outcome: outcomeOK},
 	{name: "503 moves", first: reply(503, "busy"), status: 200, second: 1, reason: retryBusy, outcome: outcomeOK},
 	{name: "not run moves", first: reply(500, "cannot schedule new futures after shutdown"), status: 200, second: 1, reason: retryBusy, outcome: outcomeOK},
+	{name: "death told in the answer is replayed", first: reply(500, "EngineDeadError"), status: 200, second: 1, reason: retryError, outcome: outcomeOK},
 	{name: "other 500 stays", first: reply(500, "boom"), status: 500, outcome: outcomeServerError},
 	{name: "502 stays", first: reply(502, "boom"), status: 502, outcome: outcomeServerError},
 	{name: "504 stays", first: reply(504, "boom"), status: 504, outcome: outcomeServerError},
@@ -59,8 +60,11 @@ func reply(status int, body string) func(int, http.ResponseWriter, *http.Request
 
 // vllmReplies is the part of the engine's table that the tests need.
 func vllmReplies(_ string, status int, body []byte) ReplyClass {
-	if status == 500 && strings.Contains(string(body), "cannot schedule new futures") {
+	switch {
+	case status == 500 && strings.Contains(string(body), "cannot schedule new futures"):
 		return ReplyNotRun
+	case status == 500 && strings.Contains(string(body), "EngineDeadError"):
+		return ReplyDead
 	}
 	return ReplyOther
 }
@@ -186,6 +190,25 @@ func TestAtMostTwoRepeats(t *testing.T) {
 			runs = append(runs, e.(*scripted).count())
 		}
 		assert.Equal(t, []int{1, 1, 1, 0, 0}, runs)
+	})
+}
+
+// An engine that dies may have run the request until then, so that is a replay, of which there is one.
+func TestDeadEngineIsReplayedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var es []http.Handler
+		for range 3 {
+			es = append(es, engine(reply(500, "EngineDeadError")))
+		}
+		f := newFleet(t, []uint64{1, 2, 3}, func(_ int, c *Config) { c.Reply = vllmReplies }, es...)
+		resp, _, err := f.get(chatBody(false))
+		require.NoError(t, err)
+		assert.Equal(t, 500, resp.StatusCode)
+		runs := []int{}
+		for _, e := range es {
+			runs = append(runs, e.(*scripted).count())
+		}
+		assert.Equal(t, []int{1, 1, 0}, runs)
 	})
 }
 

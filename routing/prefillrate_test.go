@@ -32,7 +32,7 @@ func TestPrefillRate(t *testing.T) {
 	var p PrefillRate
 	assert.Equal(t, Opt[float64]{}, p.Rate())
 	for i := range 400 {
-		p.Busy([]time.Duration{25, 50, 100, 25}[i%4] * time.Millisecond) // 40,000, 20,000, 10,000, 40,000 a second
+		p.Busy(time.Duration([]int{25, 50, 100, 25}[i%4]) * time.Millisecond) // 40,000, 20,000, 10,000, 40,000 a second
 		assert.True(t, p.Finish(1000))
 		if i > 100 {
 			assert.InDelta(t, 27_500, p.Rate().V, 2_500, i)

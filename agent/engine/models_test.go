@@ -223,6 +223,7 @@ func TestAbilities(t *testing.T) {
 	assert.False(t, a.IsNotRun(400, nil))
 	died := []byte(`{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}`)
 	assert.True(t, a.IsDead(500, died))
+	assert.False(t, a.IsNotRun(500, died), "it ran until then")
 	assert.True(t, a.IsDead(200, died), "as the error event of a stream")
 	assert.False(t, a.IsDead(503, []byte("busy")))
 

@@ -34,7 +34,6 @@ var vllmTable = Table{
 		Tokenize:            Tokenize{Path: "/tokenize", Field: "prompt", Extra: `"add_special_tokens":false`, Count: "/count"},
 		NotRun: []Reply{
 			{500, "cannot schedule new futures"}, // while draining
-			{500, "EngineCore encountered an issue"},
 		},
 		Dead: []Reply{
 			{0, "EngineCore encountered an issue"},

@@ -19,11 +19,11 @@ func runAgent(ctx context.Context, p *process, args []string) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errUsage)
 	}
-	a, err := agent.New(cfg, agent.Options{Logger: agent.NewLogger(p.err, cfg)})
+	thread := confine(p.environ)
+	a, err := agent.New(cfg, agent.Options{Logger: agent.NewLogger(p.err, cfg), StreamThread: thread})
 	if err != nil {
 		return fmt.Errorf("%w: %w", err, errUsage)
 	}
-	confine(p.environ)
 	ctx, stop := untilSignal(ctx, p)
 	defer stop()
 	return a.Run(ctx)

@@ -21,11 +21,12 @@ const memoryShare = 0.9
 // limit it follows only if told, and then collects garbage instead of being killed (GOMEMLIMIT stands above it). Prompts and
 // keys stay out of core dumps, unless GOTRACEBACK=crash asks for one.
 //
-// On one CPU Go would run one goroutine at a time. It is told of two, as it does by itself where the group's limit is one: then
-// streams are read by a thread that waits in the kernel without handing its place on (package proxy, Cost).
-func confine(environ []string) {
-	if !isSet(environ, "GOMAXPROCS") && runtime.GOMAXPROCS(0) < 2 {
-		runtime.GOMAXPROCS(2)
+// Go is told of one CPU more than there are, unless GOMAXPROCS is set: streams are read by a thread that waits in the kernel without
+// handing its place on (proxy.Config.StreamThread), and must not take it from the others. It reports whether that was done.
+func confine(environ []string) (streamThread bool) {
+	if !isSet(environ, "GOMAXPROCS") {
+		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 1)
+		streamThread = true
 	}
 	if !isSet(environ, "GOMEMLIMIT") {
 		if limit, ok := groupMemory(os.DirFS("/")); ok {
@@ -35,6 +36,7 @@ func confine(environ []string) {
 	if !slices.Contains(environ, "GOTRACEBACK=crash") {
 		noCoreDump()
 	}
+	return streamThread
 }
 
 func isSet(environ []string, name string) bool {

@@ -96,6 +96,9 @@ func (f *fleet) send(q *request) *answer {
 	if q.deadline > 0 {
 		head += fmt.Sprintf("X-Request-Timeout: %.3f\r\n", q.deadline.Seconds())
 	}
+	if q.class != "" {
+		head += "X-Grapevine-Priority: " + q.class + "\r\n"
+	}
 	if q.idempotent {
 		head += "Idempotency-Key: " + q.id + "\r\n"
 	}

@@ -142,7 +142,7 @@ func (h *host) config() agent.Config {
 	c.Listen, c.PeerListen, c.StatusListen, c.GossipListen = h.ip+":8080", h.ip+":8081", h.ip+":8082", h.ip+":7946"
 	c.Advertise, c.NodeName = h.ip, fmt.Sprintf("h%d", h.i)
 	c.EngineURL, c.EngineKind, c.GPUDevices = "http://"+h.engineIP+":8000", h.f.p.dialect, "none"
-	c.Policy = h.f.p.policy
+	c.Policy, c.TrustPriority = h.f.p.policy, true
 	c.Insecure = !h.f.p.keyed
 	if h.f.p.keyed {
 		c.GossipKey = key

@@ -29,6 +29,7 @@ type request struct {
 	stream     bool
 	usage      bool
 	idempotent bool
+	class      string // "" = the default one
 	prompt     string
 	max        int
 	hangUp     time.Duration // after its arrival; 0 = never
@@ -140,6 +141,12 @@ func newPlan(seed uint64) *plan {
 		at += time.Duration(r.ExpFloat64() / rate * float64(time.Second)).Truncate(time.Microsecond)
 		q := request{id: fmt.Sprintf("s%d-%d", seed, i), at: at, entry: r.IntN(p.agents), chat: r.IntN(3) > 0, stream: r.IntN(10) < 7,
 			usage: r.IntN(3) == 0, idempotent: r.IntN(10) == 0, max: 1 + r.IntN(35)}
+		switch i % 6 {
+		case 0:
+			q.class = "priority"
+		case 3:
+			q.class = "flex"
+		}
 		if r.IntN(3) == 0 {
 			q.entry = side // a third enters at one agent
 		}
