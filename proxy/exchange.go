@@ -395,7 +395,7 @@ func (x *exchange) serveEntry() {
 			x.outcome = outcomeDeadly
 			return
 		}
-		home := false
+		var home bool
 		if d, home = x.home(v); !home {
 			d = x.pick()
 		}

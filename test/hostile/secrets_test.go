@@ -135,7 +135,9 @@ func TestSecretsNowhere(t *testing.T) {
 		for where, text := range texts {
 			read += len(text)
 			for _, secret := range []string{prompt, clientKey, engineKey, token, string(rawKey), base64.StdEncoding.EncodeToString(rawKey), hex.EncodeToString(rawKey), hex.EncodeToString(sum[:]), "SECRET"} {
-				assert.False(t, strings.Contains(text, secret), "%s holds %q", where, secret)
+				if strings.Contains(text, secret) { // not by assert, which would print the text
+					t.Errorf("%s holds %q", where, secret)
+				}
 			}
 		}
 	}
