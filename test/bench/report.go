@@ -59,7 +59,7 @@ func report(b *bench, all map[string]map[string][]sample, gate bool) error {
 			continue
 		}
 		r, text := ratio(mine, all[t.base][t.scenario], t.of)
-		e, envoy := ratio(mine, all["envoy"][t.scenario], t.of)
+		_, envoy := ratio(mine, all["envoy"][t.scenario], t.of)
 		most := ""
 		if t.envoy > 0 {
 			most = fmt.Sprintf("≤ %.2f", t.envoy)
@@ -68,7 +68,6 @@ func report(b *bench, all map[string]map[string][]sample, gate bool) error {
 		if r > t.most*gateAt {
 			missed = append(missed, fmt.Sprintf("%s is %.2f of %s, target %.2f", t.what, r, t.base, t.most))
 		}
-		_ = e
 	}
 	fmt.Println("\nMedians of the same runs: CPU in µs for each request or chunk, memory in MB; only ratios can be compared between machines.")
 	fmt.Print("\n| candidate |")
