@@ -133,6 +133,9 @@ func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("gossip send: %w", err)
 	}
 	_, err = t.udp.WriteToUDPAddrPort(b, to)
+	if errors.Is(err, net.ErrClosed) && t.ctx.Err() != nil {
+		err = nil // memberlist shuts us down before what it does by the clock, and would log an error for the last packet
+	}
 	return time.Now(), err
 }
 

@@ -92,6 +92,8 @@ func TestTransportShutdownEndsDial(t *testing.T) {
 	_, err = a.DialTimeout("192.0.2.1:9", 10*time.Second) // may also fail at once where there is no route
 	require.Error(t, err)
 	assert.Less(t, time.Since(began), 2*time.Second)
+	_, err = a.WriteTo([]byte{1}, "127.0.0.1:9")
+	assert.NoError(t, err, "the last packet of a ticker is nothing to log")
 }
 
 func BenchmarkTransport(b *testing.B) {
