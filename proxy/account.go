@@ -27,9 +27,9 @@ type Load struct {
 // Learning; the prefill rate is routing.PrefillRate's.
 const (
 	stepMemory  = 256 // decode steps after which a sample has replaced 63 % of the old value
-	stepSample  = 32  // events of one stream after which it is asked while it still runs
 	eventMemory = 32  // answers, likewise
-	ttftMemory  = 16  // requests
+	ttftMemory  = 16  // requests, likewise
+	stepSample  = 32  // events of one stream after which it is asked while it still runs
 )
 
 // account counts what is at our own engine and learns its speed. It is safe for concurrent use.

@@ -61,8 +61,11 @@ type gate struct {
 
 // starts returns the lowest class of which the engine could start a short request now; 0 = of none. The lock is held.
 func (g *gate) starts(rate float64, step time.Duration, now time.Time) uint8 {
+	x := g.state(rate)
+	x.Step = step.Seconds()
 	for c := routing.ClassBatch; c >= routing.ClassPriority; c-- {
-		if g.room(&hold{req: &routing.Request{Class: c}}, rate, step, now) {
+		x.Reserve = g.reserve(int(c-routing.ClassPriority), now)
+		if x.Room(0, 0) {
 			return c
 		}
 	}

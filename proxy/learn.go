@@ -51,17 +51,18 @@ type lesson struct {
 	count         float64
 }
 
-// note takes the usage of an answer that came whole, and returns what is known about the model's prompts now.
-func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken routing.Opt[float64]) {
+// note takes the usage of an answer that came whole, and returns what is known about the model's prompts now;
+// first means that nothing was before.
+func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken routing.Opt[float64], first bool) {
 	if !u.Prompt.OK && !u.Completion.OK {
-		return bytesPerToken
+		return bytesPerToken, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	m := l.models[model]
 	if m == nil {
 		if len(l.models) >= lessonModels {
-			return bytesPerToken
+			return bytesPerToken, false
 		}
 		if l.models == nil {
 			l.models = map[string]*lesson{}
@@ -69,6 +70,7 @@ func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken rout
 		m = &lesson{}
 		l.models[model] = m
 	}
+	knew := m.perToken().OK
 	m.answers++
 	const fade = 1 - 1.0/lessonMemory
 	if prompt := float64(u.Prompt.V - k.TokenIDs); u.Prompt.OK && prompt > 0 {
@@ -91,7 +93,8 @@ func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken rout
 		m.count = m.count*fade + 1
 		m.outputs[outputSlot(n.V)]++
 	}
-	return m.perToken()
+	bytesPerToken = m.perToken()
+	return bytesPerToken, bytesPerToken.OK && !knew
 }
 
 // defaultPerToken is the number of bytes that a token is believed to have before anything is learned.
@@ -128,16 +131,6 @@ func (m *lesson) quantile(q float64) routing.Opt[int] {
 		}
 	}
 	return routing.Some(1 << (lessonSlots / 2))
-}
-
-// perToken returns the bytes of a token of the model's prompts, as far as they are known.
-func (l *lessons) perToken(model string) (r routing.Opt[float64]) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m := l.models[model]; m != nil {
-		r = m.perToken()
-	}
-	return r
 }
 
 // tokens estimates a prompt's length with what was learned about its model.

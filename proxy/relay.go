@@ -265,12 +265,11 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	}
 	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
-		knew := x.p.lessons.perToken(x.req.Model)
-		r := x.p.lessons.note(x.req.Model, &x.peek, u)
+		r, first := x.p.lessons.note(x.req.Model, &x.peek, u)
 		if r.OK && x.p.cfg.Salt != nil {
 			x.p.cfg.Salt.fit(r.V)
 		}
-		if was := knew.Or(defaultPerToken); !knew.OK && r.OK && max(r.V/was, was/r.V) > otherUnit {
+		if first && max(r.V/defaultPerToken, defaultPerToken/r.V) > otherUnit {
 			x.p.account.forgetRate()
 		}
 	}
