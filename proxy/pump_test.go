@@ -63,11 +63,11 @@ const rawHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-
 func framed(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event), event) }
 
 // pumpFront serves our own HTTP/1.1 in front of the engine at u on a loopback socket.
-func pumpFront(t *testing.T, u *url.URL) string {
+func pumpFront(t *testing.T, u *url.URL) (p *Proxy, addr string) {
 	tab := routing.NewTable(routing.Member{Boot: 1, Node: "a", Addr: "127.0.0.1:1"})
 	pol, err := routing.NewPolicy("local")
 	require.NoError(t, err)
-	p, err := New(Config{Table: tab, Policy: pol, EngineURL: u, StreamThread: true})
+	p, err = New(Config{Table: tab, Policy: pol, EngineURL: u, StreamThread: true})
 	require.NoError(t, err)
 	tab.SetModels(1, []routing.Model{{ID: "m"}}, 0, time.Now())
 	tab.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
@@ -76,7 +76,7 @@ func pumpFront(t *testing.T, u *url.URL) string {
 	s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close(); p.engine.close() })
-	return l.Addr().String()
+	return p, l.Addr().String()
 }
 
 // askStream sends a chat request and returns the connection.
@@ -100,7 +100,7 @@ func TestPumpSeesTheEndBehindData(t *testing.T) {
 		t.Skip("our own HTTP/1.1")
 	}
 	e := newRawEngine(t)
-	addr := pumpFront(t, e.url())
+	_, addr := pumpFront(t, e.url())
 	for _, linger := range []int{-1, 0} {
 		for pause := range 3 {
 			var wg sync.WaitGroup
@@ -144,7 +144,8 @@ func TestPumpBackPressure(t *testing.T) {
 		t.Skip("our own HTTP/1.1")
 	}
 	e := newRawEngine(t)
-	c := askStream(t, pumpFront(t, e.url()))
+	_, addr := pumpFront(t, e.url())
+	c := askStream(t, addr)
 	ec := <-e.conns
 	defer ec.Close()
 	event := chunk(strings.Repeat("word ", 100))
@@ -175,7 +176,8 @@ func TestPumpHangUpWhileBlocked(t *testing.T) {
 		t.Skip("our own HTTP/1.1")
 	}
 	e := newRawEngine(t)
-	c := askStream(t, pumpFront(t, e.url()))
+	_, addr := pumpFront(t, e.url())
+	c := askStream(t, addr)
 	ec := <-e.conns
 	defer ec.Close()
 	_, _ = io.WriteString(ec, rawHead)
@@ -200,7 +202,8 @@ func TestPumpAllocations(t *testing.T) {
 		t.Skip("our own HTTP/1.1; the race detector empties pools")
 	}
 	e := newRawEngine(t)
-	c := askStream(t, pumpFront(t, e.url()))
+	_, addr := pumpFront(t, e.url())
+	c := askStream(t, addr)
 	ec := <-e.conns
 	defer ec.Close()
 	_, _ = io.WriteString(ec, rawHead)
@@ -241,19 +244,7 @@ func TestPumpLeavesAndComesBack(t *testing.T) {
 			if network == "tcp" {
 				u.Host = l.Addr().String()
 			}
-			tab := routing.NewTable(routing.Member{Boot: 1, Node: "a", Addr: "127.0.0.1:1"})
-			pol, err := routing.NewPolicy("local")
-			require.NoError(t, err)
-			p, err := New(Config{Table: tab, Policy: pol, EngineURL: u, StreamThread: true})
-			require.NoError(t, err)
-			tab.SetModels(1, []routing.Model{{ID: "m"}}, 0, time.Now())
-			tab.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
-			front, err := net.Listen("tcp", "127.0.0.1:0")
-			require.NoError(t, err)
-			s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
-			go func() { _ = s.Serve(front) }()
-			defer func() { _ = s.Close(); p.engine.close() }()
-
+			p, front := pumpFront(t, u)
 			asked := make(chan net.Conn)
 			go func() { // one connection only
 				c, err := l.Accept()
@@ -271,7 +262,7 @@ func TestPumpLeavesAndComesBack(t *testing.T) {
 				}
 			}()
 			for range 3 {
-				c := askStream(t, front.Addr().String())
+				c := askStream(t, front)
 				ec := <-asked
 				_, _ = io.WriteString(ec, rawHead)
 				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -294,4 +285,34 @@ func TestPumpLeavesAndComesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A silent stream that the set reads ends with the agent's drain timeout, and its client sees that it is not whole.
+func TestPumpIsCut(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	p, addr := pumpFront(t, e.url())
+	c := askStream(t, addr)
+	ec := <-e.conns
+	_, _ = io.WriteString(ec, rawHead)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	for i := range 3 {
+		event := chunk(fmt.Sprint("word ", i))
+		_, _ = io.WriteString(ec, framed(event))
+		_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
+		require.NoError(t, err)
+	}
+	p.Cut()
+	rest, err := io.ReadAll(resp.Body)
+	require.Error(t, err)
+	assert.NotContains(t, string(rest), "[DONE]")
+	for end := time.Now().Add(5 * time.Second); p.inflight.Load() > 0; time.Sleep(time.Millisecond) {
+		require.True(t, time.Now().Before(end))
+	}
+	_, err = ec.Read(make([]byte, 1))
+	require.Error(t, err, "the engine is hung up on")
+	assert.Zero(t, p.ends.streams.Load())
 }

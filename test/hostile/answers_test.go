@@ -26,20 +26,8 @@ type oddEngine struct {
 
 func newOddEngine(t *testing.T) *oddEngine {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
 	e := &oddEngine{}
-	e.addr = ln.Addr().String()
-	t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go e.serve(c)
-		}
-	}()
+	e.addr = acceptAll(t, e.serve)
 	return e
 }
 

@@ -22,9 +22,16 @@ type backend struct {
 
 func newBackend(t *testing.T) *backend {
 	t.Helper()
+	b := &backend{}
+	b.addr = acceptAll(t, b.serve)
+	return b
+}
+
+// acceptAll serves each connection to the address that it returns, until the test ends.
+func acceptAll(t *testing.T, serve func(net.Conn)) (addr string) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	b := &backend{addr: ln.Addr().String()}
 	t.Cleanup(func() { _ = ln.Close() })
 	go func() {
 		for {
@@ -32,10 +39,10 @@ func newBackend(t *testing.T) *backend {
 			if err != nil {
 				return
 			}
-			go b.serve(c)
+			go serve(c)
 		}
 	}()
-	return b
+	return ln.Addr().String()
 }
 
 func (b *backend) serve(c net.Conn) {
