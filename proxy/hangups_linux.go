@@ -15,11 +15,17 @@ import (
 // hangupSet is an epoll set of connections and the goroutine that waits on it. It watches clients for their end, and reads the
 // established event streams (pump).
 //
-// While it reads streams, its wait does not tell the scheduler that it enters the kernel: the runtime's monitor thread would
+// While there is traffic, its wait does not tell the scheduler that it enters the kernel: the runtime's monitor thread would
 // take its place among the running (its P) away, and would have to be woken with each piece. So it keeps a P, and there must be
 // two at least. Nobody has to wait for it: the garbage collector, and whoever else wants goroutines to stop, signal the thread,
 // which ends the wait; so does the monitor every 10 ms. When two of these waits brought nothing, the next one is a usual call.
+//
+// It keeps the P also when requests come and no stream is there: a P that nobody uses has the scheduler wake a thread for
+// each goroutine that may run, to look for work that the others have done by then (a third of a request's CPU where one follows
+// the other; nothing under full load, which leaves no P idle).
 type hangupSet struct {
+	keeps bool // a P; false: it reads no streams
+
 	mu    sync.Mutex
 	users int    // servers that are open
 	epfd  int    // -1 = not started
@@ -28,9 +34,10 @@ type hangupSet struct {
 	next  int32
 	done  chan struct{}
 
-	streams atomic.Int32   // that it reads
-	crowded atomic.Bool    // there is one P only
-	piece   [16 << 10]byte // what was read last
+	crowded  atomic.Bool    // there is one P only
+	requests atomic.Uint32  // since the last wait's end
+	resting  atomic.Bool    // it waits without a P, and should be told of busyFrom requests
+	piece    [16 << 10]byte // what was read last
 }
 
 type hangupEntry struct {
@@ -38,9 +45,19 @@ type hangupEntry struct {
 	gen int32 // tells a descriptor's lives apart
 }
 
-func newHangups() *hangups {
+// busyFrom is how many requests end a rest: one alone is not worth a call.
+const busyFrom = 16
+
+// What the pipe brings.
+const (
+	wakeEnd = iota
+	wakeBusy
+)
+
+// newHangups makes a set; keeps lets it keep a P while there is traffic.
+func newHangups(keeps bool) *hangups {
 	h := &hangups{}
-	h.epfd = -1
+	h.epfd, h.keeps = -1, keeps && !noSignals
 	return h
 }
 
@@ -60,22 +77,25 @@ func (h *hangups) start() error {
 		return err
 	}
 	h.epfd, h.conns, h.done = epfd, make(map[int32]hangupEntry), make(chan struct{})
-	go h.run(epfd, h.done)
+	go h.run(epfd, h.wake[0], h.done)
 	return nil
 }
 
-func (h *hangups) run(epfd int, done chan struct{}) {
+func (h *hangups) run(epfd, wake int, done chan struct{}) {
 	defer close(done)
 	var (
 		evs   [128]syscall.EpollEvent
 		quiet int // waits that brought nothing
 	)
 	for {
-		stay := quiet < 2 && h.streams.Load() > 0 && !h.crowded.Load()
+		stay := h.keeps && quiet < 2 && !h.crowded.Load()
+		h.resting.Store(!stay)
 		n, e := epollWait(epfd, evs[:], stay)
 		switch {
 		case e == syscall.EINTR:
-			quiet++
+			if quiet++; h.requests.Swap(0) > 0 {
+				quiet = 0
+			}
 			if stay {
 				h.crowded.Store(runtime.GOMAXPROCS(0) < 2)
 				runtime.Gosched() // somebody wants us to stop
@@ -88,7 +108,10 @@ func (h *hangups) run(epfd int, done chan struct{}) {
 		yield := false // we leave goroutines that are to run in our P's line
 		for _, ev := range evs[:n] {
 			if ev.Pad == -1 {
-				return
+				if told(wake) == wakeEnd {
+					return
+				}
+				continue
 			}
 			h.mu.Lock()
 			e, ok := h.conns[ev.Fd]
@@ -113,6 +136,29 @@ func (h *hangups) run(epfd int, done chan struct{}) {
 	}
 }
 
+// request notes that there is traffic.
+func (h *hangups) request() {
+	if h.keeps && h.requests.Add(1) >= busyFrom && h.resting.Load() && h.resting.CompareAndSwap(true, false) {
+		h.tell(wakeBusy)
+	}
+}
+
+// tell wakes the set, if it works.
+func (h *hangups) tell(what byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.epfd >= 0 {
+		_, _ = syscall.Write(h.wake[1], []byte{what})
+	}
+}
+
+// told is what the set was woken for.
+func told(wake int) byte {
+	b := [1]byte{wakeEnd}
+	_, _ = syscall.Read(wake, b[:])
+	return b[0]
+}
+
 // epollWait waits without an end; stay keeps the P.
 func epollWait(epfd int, evs []syscall.EpollEvent, stay bool) (int, syscall.Errno) {
 	call := syscall.Syscall6
@@ -127,7 +173,7 @@ func epollWait(epfd int, evs []syscall.EpollEvent, stay bool) (int, syscall.Errn
 func (h *hangups) relays() bool {
 	crowded := runtime.GOMAXPROCS(0) < 2
 	h.crowded.Store(crowded)
-	return !crowded && !noSignals
+	return h.keeps && !crowded
 }
 
 // noSignals is the setting under which nobody could end a wait that keeps its P.
@@ -143,8 +189,6 @@ func (h *hangups) relay(s *sock, m *pump) error {
 	}
 	defer s.done()
 	m.n, m.readErr = -1, 0
-	h.streams.Add(1)
-	defer h.streams.Add(-1)
 	if !h.add(int32(s.own), m, syscall.EPOLLIN|syscall.EPOLLRDHUP|epollET) {
 		return errNotTaken
 	}
@@ -267,7 +311,7 @@ func (h *hangups) shut() {
 	epfd, wake, done := h.epfd, h.wake, h.done
 	h.epfd, h.conns = -1, nil
 	h.mu.Unlock()
-	_, _ = syscall.Write(wake[1], []byte{0})
+	_, _ = syscall.Write(wake[1], []byte{wakeEnd})
 	<-done
 	for _, fd := range []int{epfd, wake[0], wake[1]} {
 		_ = syscall.Close(fd)

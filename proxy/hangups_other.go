@@ -7,11 +7,12 @@ import "net"
 // hangupSet watches nothing here.
 type hangupSet struct{}
 
-func newHangups() *hangups { return &hangups{} }
+func newHangups(bool) *hangups { return &hangups{} }
 
 func (*hangups) open()                      {}
 func (*hangups) watch(net.Conn, ender) bool { return false }
 func (*hangups) forget(net.Conn, ender)     {}
+func (*hangups) request()                   {}
 func (*hangups) relays() bool               { return false }
 func (*hangups) relay(*sock, *pump) error   { return nil }
 func (*hangups) shut()                      {}

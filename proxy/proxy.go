@@ -103,7 +103,7 @@ type Config struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	// StreamThread has one thread read the established streams (pump.go), which costs less than a goroutine for each. While there
-	// are streams it keeps one of GOMAXPROCS to itself, also when it waits. So it is for a program that has one to spare, as grapevine agent
+	// is traffic it keeps one of GOMAXPROCS to itself, also when it waits. So it is for a program that has one to spare, as grapevine agent
 	// gives itself; two agents in a process would take two. Without it, or where GOMAXPROCS is 1, each stream has its goroutine.
 	StreamThread bool
 
@@ -192,7 +192,7 @@ func New(cfg Config) (*Proxy, error) {
 		budget:  newRetryBudget(cfg.RetryBudget, time.Now()),
 		bodies:  &replayBudget{limit: cfg.KeepBodies, patience: cfg.QueueTimeout},
 		deadly:  newDeadlySet(),
-		metrics: newMetrics(), ends: newHangups(),
+		metrics: newMetrics(), ends: newHangups(cfg.StreamThread),
 	}
 	p.hop = formatBoot(p.self)
 	p.questions.p = p

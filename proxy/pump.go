@@ -40,7 +40,7 @@ var errNotTaken = errors.New("the stream stays with its goroutine")
 // pumped returns the stream's pump, nil if the connections are none for it.
 func (x *exchange) pumped(a *attempt, w *watch, b *wireBody) *pump {
 	d, ok := x.down.(*wireDown)
-	if !ok || !isSock(d.c.nc) || !isSock(b.c.nc) || d.bodiless || !x.p.cfg.StreamThread || !x.p.ends.relays() {
+	if !ok || !isSock(d.c.nc) || !isSock(b.c.nc) || d.bodiless || !x.p.ends.relays() {
 		return nil
 	}
 	m := &x.pump

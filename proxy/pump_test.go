@@ -274,14 +274,14 @@ func TestPumpLeavesAndComesBack(t *testing.T) {
 					_, err = io.ReadFull(resp.Body, got)
 					require.NoError(t, err)
 				}
-				assert.EqualValues(t, 1, p.ends.streams.Load(), "the set reads it")
+				assert.Equal(t, 1, read(p), "the set reads it")
 				_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
 				_, err = io.ReadAll(resp.Body)
 				require.NoError(t, err)
 				for end := time.Now().Add(5 * time.Second); p.inflight.Load() > 0; time.Sleep(time.Millisecond) {
 					require.True(t, time.Now().Before(end)) // the connection is back in the pool
 				}
-				assert.Zero(t, p.ends.streams.Load())
+				assert.Zero(t, read(p))
 			}
 		})
 	}
@@ -314,5 +314,49 @@ func TestPumpIsCut(t *testing.T) {
 	}
 	_, err = ec.Read(make([]byte, 1))
 	require.Error(t, err, "the engine is hung up on")
-	assert.Zero(t, p.ends.streams.Load())
+	assert.Zero(t, read(p))
 }
+
+// read is how many streams the set reads.
+func read(p *Proxy) (n int) {
+	p.ends.mu.Lock()
+	defer p.ends.mu.Unlock()
+	for _, e := range p.ends.conns {
+		if _, ok := e.e.(*pump); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// With traffic the set keeps its P, without any it rests.
+func TestSetRests(t *testing.T) {
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("the set never keeps the only P")
+	}
+	h := newHangups(true)
+	h.open()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	a, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer a.Close()
+	e := new(ended)
+	require.True(t, h.watch(a, e))
+	rests := func(want bool) func() bool { return func() bool { return h.resting.Load() == want } }
+	require.Eventually(t, rests(true), 5*time.Second, time.Millisecond, "nothing happens")
+	h.request()
+	require.Never(t, rests(false), 20*time.Millisecond, time.Millisecond, "one request is not worth a call")
+	for range busyFrom {
+		h.request()
+	}
+	require.Eventually(t, rests(false), 5*time.Second, 100*time.Microsecond)
+	require.Eventually(t, rests(true), 5*time.Second, time.Millisecond, "they have ended")
+	h.forget(a, e)
+	h.shut()
+}
+
+type ended struct{}
+
+func (*ended) hungUp() {}

@@ -97,6 +97,7 @@ func (c *wireServerConn) one() (more bool) {
 // request serves the request whose head is the next n bytes.
 func (c *wireServerConn) request(n int, err error) (more bool) {
 	c.serving.Store(true)
+	c.s.p.ends.request()
 	defer func() {
 		c.since.Store(time.Now().UnixNano())
 		c.serving.Store(false)
