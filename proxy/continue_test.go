@@ -239,9 +239,9 @@ func TestContinueAfterSilence(t *testing.T) {
 			time.AfterFunc(150*time.Millisecond, func() { _ = f.sims[1].Inject(enginesim.Fault{Kind: kind}) })
 			f.ask(chatPath, continuable[chatPath]).whole(t, want, kind)
 			assert.Less(t, time.Since(start), 4*time.Second)
-			assert.EqualValues(t, 1, f.metrics(0).Continues["hang ok"])
 			f.sims[1].Clear("")
-			f.idle()
+			f.idle() // the answer's end reaches the client before the books
+			assert.EqualValues(t, 1, f.metrics(0).Continues["hang ok"])
 			f.end()
 			f.stop()
 		})

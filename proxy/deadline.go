@@ -50,7 +50,7 @@ func grpcTimeout(s string) time.Duration {
 }
 
 // setLimits takes the configured limits and what the client says about its patience.
-func (x *exchange) setLimits() (stop context.CancelFunc) {
+func (x *exchange) setLimits() {
 	x.first, x.idle = x.p.cfg.FirstByteTimeout, x.p.cfg.IdleTimeout
 	for _, name := range [...]string{headerSDKTimeout, headerSDKRead} {
 		if d := seconds(x.header.Get(name)); d > 0 {
@@ -61,12 +61,10 @@ func (x *exchange) setLimits() (stop context.CancelFunc) {
 	if g := grpcTimeout(x.header.Get(headerGRPCTimeout)); g > 0 {
 		d = tighter(d, g)
 	}
-	if d <= 0 {
-		return func() {}
+	if d > 0 {
+		x.req.Deadline = x.arrived.Add(d)
+		x.ctx, x.unlimit = context.WithDeadlineCause(x.ctx, x.req.Deadline, errCauseDeadline)
 	}
-	x.req.Deadline = x.arrived.Add(d)
-	x.ctx, stop = context.WithDeadlineCause(x.ctx, x.req.Deadline, errCauseDeadline)
-	return stop
 }
 
 // tighter is the smaller of two limits, of which the first may be none (0 or less).

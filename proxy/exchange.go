@@ -90,6 +90,9 @@ type exchange struct {
 	leg     routing.Outcome // of the newest attempt
 	sift    sift
 	pump    pump
+	parked  bool   // the set reads the stream; no goroutine is here until resume
+	to      choice // where the newest attempt went
+	unlimit func() // ends the deadline that the client set; nil = there is none
 
 	firstAt time.Time
 	over    time.Time // when the newest attempt was over
@@ -99,8 +102,9 @@ type exchange struct {
 	rec     PickRecord
 }
 
-// serve runs one request from its head to its end.
-func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) {
+// serve runs one request from its head to its end, or until its stream needs no goroutine: then it returns the exchange, for which
+// resume is to be called.
+func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) (parked *exchange) {
 	if src != nil {
 		// A request with a body is none for an upgrade (RFC 6455 4.1: a GET, which has none): behind an upgrade's head the
 		// bytes go as they are, so to an engine that declines it a body would be the next request.
@@ -128,13 +132,37 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 	}
 	if e := x.admit(int(n)); e != nil {
 		x.fail(e)
-		return
+		return nil
 	}
-	x.run()
+	if x.run(); x.parked {
+		return x
+	}
+	return nil
 }
 
-// leave undoes what serve did.
+// resume goes on with a parked exchange: something is to be waited for or decided. It reports whether it is parked again.
+func (x *exchange) resume(l *life, readErr error) (parked bool) {
+	x.parked = false
+	defer x.leave(l)
+	a := x.pump.a
+	v, o := x.relayOn(readErr)
+	x.sent(a)
+	if v = x.endTry(a, v, o); x.role == roleTarget {
+		x.served(v)
+	} else {
+		x.goAfter(v)
+	}
+	return x.parked
+}
+
+// leave undoes what serve did, when the exchange is over.
 func (x *exchange) leave(l *life) {
+	if x.parked {
+		return
+	}
+	if x.unlimit != nil {
+		x.unlimit()
+	}
 	p := x.p
 	x.account()
 	x.body.release()
@@ -159,9 +187,7 @@ func (x *exchange) recycle() {
 	}
 	p, header, out, attempts := x.p, x.header[:0], x.out.Header[:0], x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
-	back := x.pump.back
 	*x = exchange{}
-	x.pump.back = back
 	x.header, x.out.Header, x.rec.Attempts = header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)
@@ -230,7 +256,7 @@ func (x *exchange) run() {
 	x.header.Set(headerRequestID, x.id)
 	x.idempotent = x.header.Has("idempotency-key")
 	x.fillRequest()
-	defer x.setLimits()()
+	x.setLimits()
 	if x.role == roleTarget {
 		x.readMoveFields()
 		x.serveTarget()
@@ -344,8 +370,14 @@ func (x *exchange) requestID() string {
 // serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
 func (x *exchange) serveTarget() {
 	self := x.p.cfg.Table.Self()
-	switch v := x.try(&choice{Peer: self, Reason: routing.ReasonSelf}); v {
-	case verdictDone, verdictGone:
+	x.to = choice{Peer: self, Reason: routing.ReasonSelf}
+	x.served(x.try(&x.to))
+}
+
+// served ends a request of another agent, whose only attempt came to v.
+func (x *exchange) served(v verdict) {
+	switch v {
+	case verdictDone, verdictGone, verdictParked:
 	default:
 		x.giveUp(v)
 	}
@@ -367,13 +399,19 @@ func (x *exchange) serveEntry() {
 		x.nobody(d.Reason)
 		return
 	}
-	for {
-		v := x.try(&d)
-		if v == verdictDone || v == verdictGone {
+	x.to = d
+	x.goAfter(x.try(&x.to))
+}
+
+// goAfter does what is to be done after the newest attempt, which came to v.
+func (x *exchange) goAfter(v verdict) {
+	p, d := x.p, &x.to
+	for ; ; v = x.try(d) {
+		switch v {
+		case verdictDone, verdictGone, verdictParked:
 			return
-		}
-		if v == verdictResume {
-			x.goOn(d)
+		case verdictResume:
+			x.goOn(*d)
 			return
 		}
 		if v == verdictMoved {
@@ -382,7 +420,7 @@ func (x *exchange) serveEntry() {
 				x.giveUp(v)
 				return
 			}
-			if d = x.after(); d.Peer == nil {
+			if *d = x.after(); d.Peer == nil {
 				x.giveUp(v)
 				return
 			}
@@ -396,8 +434,8 @@ func (x *exchange) serveEntry() {
 			return
 		}
 		var home bool
-		if d, home = x.home(v); !home {
-			d = x.pick()
+		if *d, home = x.home(v); !home {
+			*d = x.pick()
 		}
 		if d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful || x.pinned {
 			x.giveUp(v)

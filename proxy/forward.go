@@ -37,6 +37,8 @@ type attempt struct {
 	room    flight  // for it
 	pass    pass    // likewise, through the gate
 	life    life
+	stop    func() bool // unties it from a context that is no life; nil = it is tied to one
+	ans     *Answer     // under way
 	at      time.Time
 	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
 	stages  stages  // what a peer's agent said on the way
@@ -51,6 +53,14 @@ type attempt struct {
 func (x *exchange) try(d *choice) verdict {
 	a := x.begin(d)
 	v, o := x.send(a)
+	return x.endTry(a, v, o)
+}
+
+// endTry does the bookkeeping of an attempt that came to v.
+func (x *exchange) endTry(a *attempt, v verdict, o routing.Outcome) verdict {
+	if v == verdictParked {
+		return v
+	}
 	x.over = time.Now()
 	a.end(o, x.over)
 	x.leg = o
@@ -223,14 +233,11 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 	now := a.at
 	ctx := &a.life
-	if stop := newAttempt(x.ctx, ctx); stop != nil {
-		defer stop()
-	}
-	defer ctx.end(errCauseDone)
+	a.stop = newAttempt(x.ctx, ctx)
 	w := x.p.watches.Get().(*watch)
 	w.start(ctx, x.first, errCauseFirst, now)
-	defer func() { w.stop(); x.watch = nil; x.p.watches.Put(w) }()
 	x.watch = w
+	defer x.sent(a)
 	if !x.peek.Stream && !a.self {
 		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
 		w.predict(a, a.prefillTime(x.p), now)
@@ -275,11 +282,29 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 	if ans.Tunnel != nil {
 		return x.tunnel(a, w, ans), routing.OutcomeOK
 	}
-	defer x.closeAnswer(ans)
+	a.ans = ans
 	if v, o, ok := x.judge(a, ans); !ok {
 		return v, o
 	}
 	return x.relay(ctx, a, w, ans)
+}
+
+// sent lets go of what an attempt holds, when it is over.
+func (x *exchange) sent(a *attempt) {
+	if x.parked {
+		return
+	}
+	if a.ans != nil {
+		x.closeAnswer(a.ans)
+	}
+	w := x.watch
+	w.stop()
+	x.watch = nil
+	x.p.watches.Put(w)
+	a.life.end(errCauseDone)
+	if a.stop != nil {
+		a.stop()
+	}
 }
 
 // diedIdle reports whether a kept connection ended just when it was used, and the request can be sent again.

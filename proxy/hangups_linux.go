@@ -1,7 +1,7 @@
 package proxy
 
 import (
-	"io"
+	"errors"
 	"net"
 	"os"
 	"runtime"
@@ -179,36 +179,30 @@ func (h *hangups) relays() bool {
 // noSignals is the setting under which nobody could end a wait that keeps its P.
 var noSignals = strings.Contains(os.Getenv("GODEBUG"), "asyncpreemptoff=1")
 
-// relay reads from s, and gives what comes to m until that wants no more. Who calls it waits meanwhile.
-func (h *hangups) relay(s *sock, m *pump) error {
+// take reads from s and gives what comes to m until that wants no more; then it calls m.back. With an error it does not.
+func (h *hangups) take(s *sock, m *pump) error {
 	if err := s.leave(); err != nil {
 		return err
 	}
 	if !s.begin() {
 		return net.ErrClosed
 	}
-	defer s.done()
-	m.n, m.readErr = -1, 0
 	if !h.add(int32(s.own), m, syscall.EPOLLIN|syscall.EPOLLRDHUP|epollET) {
+		s.done()
 		return errNotTaken
-	}
-	<-m.back
-	switch {
-	case m.readErr != 0:
-		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", m.readErr)}
-	case m.n == 0:
-		return io.EOF
 	}
 	return nil
 }
 
-// giveBack lets the stream's goroutine go on.
+var errNotTaken = errors.New("the stream stays with its goroutine")
+
+// giveBack lets the stream go on without the set.
 func (h *hangups) giveBack(fd int32, m *pump) {
 	h.mu.Lock()
 	delete(h.conns, fd)
 	_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil)
 	h.mu.Unlock()
-	m.back <- struct{}{}
+	m.back()
 }
 
 // mostReads of a stream in one go: then others have their turn.

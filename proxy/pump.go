@@ -1,7 +1,9 @@
 package proxy
 
 import (
-	"errors"
+	"io"
+	"net"
+	"os"
 	"syscall"
 	"time"
 
@@ -9,24 +11,23 @@ import (
 )
 
 // pump is the short way of an established event stream between two plain connections: hangups reads it, as one of many, and
-// passes on at once what comes, while the exchange's goroutine waits. It takes what goes well; whatever does not (a client that
-// is slow, the end, a connection that breaks, an engine that gives up) it gives back to that goroutine, which goes on as if it
-// had done all before.
+// passes on at once what comes. The exchange is parked meanwhile and has no goroutine, whose stack would be half of what a silent
+// stream holds. The pump takes what goes well; whatever does not (a client that is slow, the end, a connection that breaks, an
+// engine that gives up) it gives back to a new goroutine, which goes on as if the exchange had never been parked.
 //
 // A read that did not fill its buffer has emptied the socket, so the read that would find nothing is left out.
 type pump struct {
 	x    *exchange
 	a    *attempt
-	w    *watch
 	body *wireBody
 	down *wireDown
-	back chan struct{} // told when the goroutine is to go on; made once
 
 	unsent   bool // what is left of the newest piece must be waited for
 	progress bool // of that piece
 	stop     bool // the engine gave up behind it
 	err      error
 	off      bool // the set did not take the stream
+	first    int8 // pieces that the goroutine relays before
 
 	n       int           // 0 = the other side has ended
 	readErr syscall.Errno // of the last read
@@ -35,54 +36,80 @@ type pump struct {
 // firstPieces of a stream go by its own goroutine: its beginning has most to do, and an error as the first piece is common.
 const firstPieces = 1
 
-var errNotTaken = errors.New("the stream stays with its goroutine")
-
 // pumped returns the stream's pump, nil if the connections are none for it.
-func (x *exchange) pumped(a *attempt, w *watch, b *wireBody) *pump {
+func (x *exchange) pumped(a *attempt, b *wireBody) *pump {
 	d, ok := x.down.(*wireDown)
 	if !ok || !isSock(d.c.nc) || !isSock(b.c.nc) || d.bodiless || !x.p.ends.relays() {
 		return nil
 	}
-	m := &x.pump
-	if m.back == nil {
-		m.back = make(chan struct{}, 1)
-	}
-	*m = pump{x: x, a: a, w: w, body: b, down: d, back: m.back}
-	return m
+	x.pump = pump{x: x, a: a, body: b, down: d, first: firstPieces}
+	return &x.pump
 }
 
-// run relays until something needs the loop. over: the exchange came to v.
-func (m *pump) run() (v verdict, o routing.Outcome, over bool) {
+// takes reports whether the pump takes the stream over now.
+func (m *pump) takes() bool {
+	if m == nil {
+		return false
+	}
+	if m.first > 0 {
+		m.first--
+		return false
+	}
+	return !m.off && !m.body.done && !m.body.closed && m.body.c.buf == nil
+}
+
+// park has the set read the stream. After that the exchange and its connections are whoever's the set gives them back to; with
+// an error they stay the caller's, who goes on with it as if they had been given back.
+func (m *pump) park() error {
+	m.unsent, m.stop, m.err = false, false, nil
+	m.n, m.readErr = -1, 0
+	err := m.x.p.ends.take(m.body.c.nc.(*sock), m)
+	if err != nil {
+		m.off = true
+	}
+	return err
+}
+
+// back is called by the set when it reads the stream no more.
+func (m *pump) back() { go m.down.c.unpark() }
+
+// given is how the set's reading ended.
+func (m *pump) given() error {
+	s := m.body.c.nc.(*sock)
+	s.done()
+	switch {
+	case m.readErr != 0:
+		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", m.readErr)}
+	case m.n == 0:
+		return io.EOF
+	}
+	return nil
+}
+
+// settle does what the pump could not, after reading ended with err. over: the attempt came to v.
+func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	x, b := m.x, m.body
-	if m.off || b.done || b.closed || b.c.buf != nil {
-		return 0, 0, false
+	if m.unsent {
+		at := x.watch.pause()
+		_ = m.down.flush() // sticks
+		x.watch.resume(at, m.progress)
 	}
-	s := b.c.nc.(*sock)
-	for {
-		m.unsent, m.stop, m.err = false, false, nil
-		err := x.p.ends.relay(s, m)
-		m.off = err == errNotTaken
-		if m.unsent {
-			at := m.w.pause()
-			_ = m.down.flush() // sticks
-			m.w.resume(at, m.progress)
+	switch {
+	case m.down.err != nil:
+		return x.stopped(), routing.OutcomeCancelled, true
+	case m.stop:
+		v, o = x.gaveUp()
+		return v, o, true
+	case b.done:
+		b.end()
+	case m.off:
+		if s := b.c.nc.(*sock); s.comeBack() != nil {
+			b.fail(err)
 		}
-		switch {
-		case m.down.err != nil:
-			return x.stopped(), routing.OutcomeCancelled, true
-		case m.stop:
-			v, o = x.gaveUp()
-			return v, o, true
-		case m.err != nil || err != nil || b.done:
-			switch {
-			case b.done:
-				b.end()
-			case !m.off || s.comeBack() != nil:
-				b.fail(err)
-			}
-			return 0, 0, false // the loop finds the body at its end, or closed
-		}
+	case m.err != nil || err != nil:
+		b.fail(err)
 	}
+	return 0, 0, false // the loop hands the stream over again, or finds the body at its end, or closed
 }
 
 // take passes a piece on, as it came from the engine. False ends the pumping.
@@ -93,14 +120,14 @@ func (m *pump) take(p []byte) bool {
 		return m.err == nil && !b.done
 	}
 	now := time.Now()
-	pass, progress, stop := x.piece(m.a, m.w, p[:n], true, now)
+	pass, progress, stop := x.piece(m.a, x.watch, p[:n], true, now)
 	m.stop = stop
 	if len(pass) > 0 {
 		m.unsent, m.progress = !m.down.writeNow(pass), progress
 		x.p.metrics.bytesOut.Add(uint64(len(pass)))
 	}
 	if progress && !m.unsent {
-		m.w.progressAt(now)
+		x.watch.progressAt(now)
 	}
 	return m.err == nil && !m.stop && !m.unsent && !b.done && m.down.err == nil
 }

@@ -71,14 +71,29 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		defer pool.Put(pb)
 		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
 	}
-	lender, _ := ans.Body.(*wireBody)
-	var pump *pump
-	if lender != nil && events && !late && !x.cont.on {
-		pump = x.pumped(a, w, lender)
+	var m *pump
+	if b, ok := ans.Body.(*wireBody); ok && events && !late && !x.cont.on {
+		m = x.pumped(a, b)
 	}
+	return x.pieces(ctx, a, w, ans, pool, events, late, m)
+}
+
+// relayOn goes on with the stream of an exchange that was parked; err is how the set's reading ended.
+func (x *exchange) relayOn(err error) (verdict, routing.Outcome) {
+	m := &x.pump
+	if v, o, over := m.settle(err); over {
+		return v, o
+	}
+	return x.pieces(&m.a.life, m.a, x.watch, m.a.ans, &smallPieces, true, false, m)
+}
+
+// pieces relays the body's pieces to its end, or until m takes the stream over. late means that the head is still to be sent.
+func (x *exchange) pieces(ctx context.Context, a *attempt, w *watch, ans *Answer, pool *sync.Pool, events, late bool, m *pump) (verdict, routing.Outcome) {
+	h := &ans.Head
+	lender, _ := ans.Body.(*wireBody)
 	var pb *[]byte
 	defer func() { putPiece(pb) }()
-	for pieces := 0; ; {
+	for {
 		var (
 			n   int
 			err error
@@ -86,10 +101,9 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		if lender != nil {
 			putPiece(pb)
 			pb = nil
-			if pieces++; pump != nil && pieces > firstPieces {
-				if v, o, over := pump.run(); over {
-					return v, o
-				}
+			if m.takes() {
+				x.parked = true
+				return verdictParked, 0
 			}
 			pb, n, err = lender.lend(pool)
 		} else {

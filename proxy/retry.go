@@ -25,6 +25,7 @@ const (
 	verdictMoved                    // it was held there and goes on elsewhere: neither an attempt nor charged
 	verdictBroken                   // content has gone out, or a head that no other answer can follow
 	verdictResume                   // content has gone out, and the rest may come from another replica
+	verdictParked                   // its stream goes on without a goroutine, see pump
 )
 
 // Reasons for which a request is sent again; labels of grapevine_retries_total.

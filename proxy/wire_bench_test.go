@@ -83,7 +83,7 @@ func serveScript(s *Server, req []byte, n int) *script {
 		return req, nil
 	}
 	w := &wireServerConn{s: s, nc: c, watched: true, remote: "127.0.0.1:40000"}
-	for w.one() {
+	for w.one() == fateNext {
 	}
 	return c
 }

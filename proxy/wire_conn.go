@@ -51,6 +51,8 @@ type wireServerConn struct {
 	body  wireRequestBody
 	down  wireDown
 
+	parked *exchange // its stream is read by the set, and the connection has no goroutine
+
 	watched bool // hangups tells when the client ends its side
 	mu      sync.Mutex
 	idle    bool // between requests: Shutdown may set the deadline of reads
@@ -60,23 +62,55 @@ type wireServerConn struct {
 }
 
 func (c *wireServerConn) serve() {
-	defer c.s.untrack(c)
 	c.remote = c.nc.RemoteAddr().String()
 	h2, err := handshake(c.nc)
 	switch {
 	case err != nil:
 		_ = c.nc.Close()
+		c.s.untrack(c)
 		return
 	case h2:
 		c.s.handOff(c.nc, nil)
+		c.s.untrack(c)
 		return
 	}
 	if c.s.role == roleTarget {
 		c.peer = c.s.p.provenBoot(c.nc)
 	}
-	c.since.Store(time.Now().UnixNano())
 	c.watched = c.s.p.ends.watch(c.nc, c)
-	for c.one() {
+	c.live(fateNext)
+}
+
+// fate is what a request leaves of its connection.
+type fate uint8
+
+const (
+	fateOver   fate = iota // nothing, or it has another owner (then nc is nil)
+	fateNext               // it waits for another request
+	fateParked             // the request's stream goes on without a goroutine
+)
+
+// live goes on with the connection after a request, until it is over or its stream parked.
+func (c *wireServerConn) live(f fate) {
+	for {
+		switch f {
+		case fateNext:
+			c.since.Store(time.Now().UnixNano())
+			c.serving.Store(false)
+			f = c.one()
+			continue
+		case fateParked:
+			wg := &c.s.wg // whoever waits for the connections waits for this one too
+			wg.Add(1)
+			err := c.parked.pump.park()
+			if err == nil {
+				return
+			}
+			wg.Done()
+			f = c.resume(err)
+			continue
+		}
+		break
 	}
 	if c.watched {
 		c.s.p.ends.forget(c.nc, c)
@@ -85,27 +119,39 @@ func (c *wireServerConn) serve() {
 		_ = c.nc.Close()
 	}
 	c.drop()
+	c.s.untrack(c)
 }
 
-// one waits for a request and serves it. It returns false when the connection is over or has another owner (then nc is
-// nil). The wait has little on its stack, so that the next collection makes that of a silent connection small.
-func (c *wireServerConn) one() (more bool) {
+// unpark goes on with the parked request and the connection.
+func (c *wireServerConn) unpark() {
+	defer c.s.wg.Done()
+	c.live(c.resume(c.parked.pump.given()))
+}
+
+// resume goes on with the parked request; err is how the set's reading ended.
+func (c *wireServerConn) resume(err error) fate {
+	l := c.life
+	if c.parked.resume(l, err) {
+		return fateParked
+	}
+	c.parked = nil
+	return c.answered(l)
+}
+
+// one waits for a request and serves it. The wait has little on its stack, so that the next collection makes that of a silent connection small.
+func (c *wireServerConn) one() fate {
 	n, err := c.readHead()
 	return c.request(n, err)
 }
 
 // request serves the request whose head is the next n bytes.
-func (c *wireServerConn) request(n int, err error) (more bool) {
+func (c *wireServerConn) request(n int, err error) fate {
 	c.serving.Store(true)
 	c.s.p.ends.request()
-	defer func() {
-		c.since.Store(time.Now().UnixNano())
-		c.serving.Store(false)
-	}()
 	switch {
 	case err != nil:
 		c.refuse(err)
-		return false
+		return fateOver
 	case n == 0 || c.s.forStd(c.req.Target):
 		if c.watched {
 			c.s.p.ends.forget(c.nc, c)
@@ -114,7 +160,7 @@ func (c *wireServerConn) request(n int, err error) (more bool) {
 		_ = c.nc.SetDeadline(time.Time{})
 		c.s.handOff(c.nc, (*c.buf)[c.r:c.w])
 		c.nc = nil
-		return false
+		return fateOver
 	}
 	c.keepHead(n)
 	d := &c.down
@@ -130,29 +176,37 @@ func (c *wireServerConn) request(n int, err error) (more bool) {
 	}
 	ctx := new(life)
 	c.begin(ctx)
-	c.s.p.serve(ctx, c.s.role, &c.in, src, d)
+	if c.parked = c.s.p.serve(ctx, c.s.role, &c.in, src, d); c.parked != nil {
+		return fateParked
+	}
+	return c.answered(ctx)
+}
+
+// answered ends a request.
+func (c *wireServerConn) answered(l *life) fate {
+	d := &c.down
 	c.finish()
-	ctx.end(errCauseDone)
+	l.end(errCauseDone)
 	c.dropHead()
 	if d.tunnelled {
 		c.nc = nil
-		return false
+		return fateOver
 	}
 	switch {
 	case d.aborted || d.err != nil || !d.finished:
-		return false
+		return fateOver
 	case !c.body.done:
 		// An answer before the end of the body, an error mostly. What is on its way must be taken in, or the client's
 		// stack throws the answer away with the reset.
 		c.linger()
-		return false
+		return fateOver
 	case d.close:
 		if c.w > c.r {
 			c.linger()
 		}
-		return false
+		return fateOver
 	}
-	return true // also while the server shuts down: the client was not told that this was the last
+	return fateNext // also while the server shuts down: the client was not told that this was the last
 }
 
 // readHead reads until a request's head is whole and returns its size; 0 means that HTTP/2 begins.
