@@ -166,6 +166,7 @@ func (p *Peeker) Close() {
 	if p.gzip != nil {
 		p.gzip.close()
 	}
+	p.scan.rest()
 	p.gzip, p.form, p.peek, p.sessionID, p.metaUser = nil, nil, Peek{}, "", ""
 	peekers.Put(p)
 }

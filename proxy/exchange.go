@@ -91,7 +91,6 @@ type exchange struct {
 	sift    sift
 	pump    pump
 	parked  bool   // the set reads the stream; no goroutine is here until resume
-	to      choice // where the newest attempt went
 	unlimit func() // ends the deadline that the client set; nil = there is none
 
 	firstAt time.Time
@@ -99,7 +98,7 @@ type exchange struct {
 	status  int
 	outcome string
 	attempt *PickAttempt
-	rec     PickRecord
+	rec     pickNote
 }
 
 // serve runs one request from its head to its end, or until its stream needs no goroutine: then it returns the exchange, for which
@@ -150,7 +149,7 @@ func (x *exchange) resume(l *life, readErr error) (parked bool) {
 	if v = x.endTry(a, v, o); x.role == roleTarget {
 		x.served(v)
 	} else {
-		x.goAfter(v)
+		x.goAfter(v, choice{Peer: a.peer})
 	}
 	return x.parked
 }
@@ -340,7 +339,7 @@ func (x *exchange) fillRequest() {
 		x.req.Session = x.p.cfg.Salt.Session(session)
 	}
 	x.tellClass()
-	x.rec.Model, x.rec.PromptTokens = model, tokens
+	x.rec.PromptTokens = tokens
 }
 
 // priority is the request's class: 1 is the highest, 2 the default.
@@ -370,8 +369,7 @@ func (x *exchange) requestID() string {
 // serveTarget gives the request to our own engine, once, and says honestly how it went: the entry agent decides.
 func (x *exchange) serveTarget() {
 	self := x.p.cfg.Table.Self()
-	x.to = choice{Peer: self, Reason: routing.ReasonSelf}
-	x.served(x.try(&x.to))
+	x.served(x.try(&choice{Peer: self, Reason: routing.ReasonSelf}))
 }
 
 // served ends a request of another agent, whose only attempt came to v.
@@ -399,19 +397,18 @@ func (x *exchange) serveEntry() {
 		x.nobody(d.Reason)
 		return
 	}
-	x.to = d
-	x.goAfter(x.try(&x.to))
+	x.goAfter(x.try(&d), d)
 }
 
-// goAfter does what is to be done after the newest attempt, which came to v.
-func (x *exchange) goAfter(v verdict) {
-	p, d := x.p, &x.to
-	for ; ; v = x.try(d) {
+// goAfter does what is to be done after the newest attempt, which was at d and came to v.
+func (x *exchange) goAfter(v verdict, d choice) {
+	p := x.p
+	for ; ; v = x.try(&d) {
 		switch v {
 		case verdictDone, verdictGone, verdictParked:
 			return
 		case verdictResume:
-			x.goOn(*d)
+			x.goOn(d)
 			return
 		}
 		if v == verdictMoved {
@@ -420,7 +417,7 @@ func (x *exchange) goAfter(v verdict) {
 				x.giveUp(v)
 				return
 			}
-			if *d = x.after(); d.Peer == nil {
+			if d = x.after(); d.Peer == nil {
 				x.giveUp(v)
 				return
 			}
@@ -434,8 +431,8 @@ func (x *exchange) goAfter(v verdict) {
 			return
 		}
 		var home bool
-		if *d, home = x.home(v); !home {
-			*d = x.pick()
+		if d, home = x.home(v); !home {
+			d = x.pick()
 		}
 		if d.Peer == nil || !x.body.again() || x.class.Kind == pathStateful || x.pinned {
 			x.giveUp(v)
@@ -649,14 +646,16 @@ func (x *exchange) account() {
 		}
 	}
 	m.promptTokens.Add(uint64(x.sift.scan.usage.Prompt.Or(x.req.PromptTokens)))
-	r := &x.rec
-	r.At, r.ID, r.Role, r.Route, r.Outcome, r.Status = x.arrived, x.id, x.role.String(), x.class.Route, x.outcome, x.status
-	r.DurationMS = ms(now.Sub(x.arrived))
+	n := &x.rec
+	r := PickRecord{
+		At: x.arrived, ID: x.id, Role: x.role.String(), Route: x.class.Route, Model: x.req.Model, PromptTokens: n.PromptTokens,
+		Candidates: n.Candidates, Attempts: n.Attempts, Outcome: x.outcome, Status: x.status, DurationMS: ms(now.Sub(x.arrived)),
+		Trace: x.trace.id(), Shadow: n.Shadow, ShadowHereMS: n.ShadowHereMS, ShadowThereMS: n.ShadowThereMS,
+	}
 	if !x.firstAt.IsZero() {
 		r.TTFTMS = ms(x.firstAt.Sub(x.arrived))
 	}
-	r.Trace = x.trace.id()
-	x.p.picks.add(r)
+	x.p.picks.add(&r)
 	if level, ok := x.logged(); ok {
 		log := x.log
 		if r.Trace != "" {

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"sync"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -33,11 +34,18 @@ type jsonScan struct {
 	keyLen  int
 	keepLen int
 	cut     bool // the kept value did not fit
-	tmp     [4]byte
-	dense   [256]byte
-	key     [64]byte // a longer key is cut; no known key is that long
-	keep    [512]byte
+	*jsonRoom    // nil between documents: a stream is there most of the time
 }
+
+// jsonRoom is the memory of a document that is being read.
+type jsonRoom struct {
+	tmp   [4]byte
+	dense [256]byte
+	key   [64]byte // a longer key is cut; no known key is that long
+	keep  [512]byte
+}
+
+var jsonRooms = sync.Pool{New: func() any { return new(jsonRoom) }}
 
 const (
 	jsonDepth = 32
@@ -103,7 +111,16 @@ const (
 
 // reset makes s ready for another document with the same visitor.
 func (s *jsonScan) reset() {
+	s.rest()
 	s.state, s.top, s.depth, s.hi, s.isKey, s.bom = jsonValue, 0, 0, 0, false, 0
+}
+
+// rest gives the memory of the document back; it is read no further.
+func (s *jsonScan) rest() {
+	if s.jsonRoom != nil {
+		jsonRooms.Put(s.jsonRoom)
+		s.jsonRoom = nil
+	}
 }
 
 // complete reports whether exactly one whole value has been read. A number at the very end of a document
@@ -119,6 +136,9 @@ func (s *jsonScan) finish() {
 
 // feed reads the next piece of the document.
 func (s *jsonScan) feed(b []byte) {
+	if s.jsonRoom == nil {
+		s.jsonRoom = jsonRooms.Get().(*jsonRoom)
+	}
 	for i := 0; i < len(b); {
 		switch s.state {
 		case jsonString:

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 )
@@ -184,7 +185,9 @@ func (l *life) AfterFunc(f func()) (stop func() bool) {
 		defer l.mu.Unlock()
 		for i, x := range l.after {
 			if x == a {
-				l.after = append(l.after[:i], l.after[i+1:]...)
+				if l.after = slices.Delete(l.after, i, i+1); len(l.after) == 0 {
+					l.after = nil // what a dial needed would stay for as long as its stream
+				}
 				return true
 			}
 		}

@@ -58,14 +58,13 @@ func (o *owners) has(id string, now time.Time) bool {
 
 // made notes the object that an answer of our own engine is about.
 func (x *exchange) made(a *attempt, status int) {
-	if !a.self || status != 200 && status != 201 || x.sift.scan.idLen == 0 {
-		return
-	}
-	switch {
-	case x.class.Kind == pathStateful, strings.HasSuffix(x.class.Route, "/responses"):
-		x.p.owners.note(x.sift.scan.id(), time.Now())
+	if id := x.sift.scan.id; a.self && (status == 200 || status == 201) && id != "" {
+		x.p.owners.note(id, time.Now())
 	}
 }
+
+// makes reports whether answers are about a stored object, so that their ids are kept.
+func (c *pathClass) makes() bool { return c.Kind == pathStateful || strings.HasSuffix(c.Route, "/responses") }
 
 // inputFile finds the file that a new batch reads.
 var inputFile = regexp.MustCompile(`"input_file_id"\s*:\s*"([^"\\]{1,128})"`)

@@ -50,6 +50,14 @@ type PickRecord struct {
 	ShadowThereMS float64 `json:"shadow_there_ms,omitempty"`
 }
 
+// pickNote is what an exchange notes for its record.
+type pickNote struct {
+	PromptTokens, Candidates    int
+	Attempts                    []PickAttempt
+	Shadow                      string
+	ShadowHereMS, ShadowThereMS float64
+}
+
 // pickLog is a ring of the last requests.
 type pickLog struct {
 	mu   sync.Mutex

@@ -44,6 +44,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	if events {
 		x.mayContinue(a)
 	}
+	x.sift.scan.wantID = x.class.makes()
 	x.sift.start(format)
 	bodiless := x.in.Method == methodHead || h.Status == 204 || h.Status == 304 || h.Length == 0
 	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
@@ -235,7 +236,7 @@ func (x *exchange) ended(a *attempt, ans *Answer, events bool) (verdict, routing
 		return x.whole(a, ans, routing.OutcomeOK)
 	}
 	if x.role == roleEntry && x.strict() && s.scan.seen()&(eventFinish|eventDone|eventError) == 0 &&
-		(s.scan.idLen > 0 || s.scan.events == 0) {
+		(s.scan.hasID || s.scan.events == 0) {
 		// A 200 stream that ends without a finish reason was cut by an engine that closed cleanly.
 		if x.content {
 			return x.broken(verdictBroken, continueReset), routing.OutcomeMalformed

@@ -28,8 +28,9 @@ type replyDoc struct {
 	usage     replyUsage
 	finishBuf [32]byte
 	finishLen int
-	idBuf     [128]byte
-	idLen     int
+	wantID    bool
+	hasID     bool
+	id        string // the reply's, if wanted and not longer than 128 bytes
 	err       *replyError
 
 	name    [48]byte // type or object of the present document
@@ -42,6 +43,9 @@ type replyDoc struct {
 	plainWhole int
 	textLost   bool // text did not fit
 }
+
+// maxReplyID is the longest id of a reply, in bytes; a longer one is none of an engine.
+const maxReplyID = 128
 
 // finishReason is the last finish reason, "" if none came.
 func (d *replyDoc) finishReason() string {
@@ -58,9 +62,6 @@ func (d *replyDoc) finishReason() string {
 		return string(s)
 	}
 }
-
-// id is the reply's id, "" if none came or it is longer than 128 bytes.
-func (d *replyDoc) id() string { return string(d.idBuf[:d.idLen]) }
 
 // said is the plain text of the whole events so far and whether it is all of it. keepText must have been set.
 func (d *replyDoc) said() ([]byte, bool) { return d.plain[:d.plainWhole], !d.textLost }
@@ -353,8 +354,10 @@ func (d *replyDoc) value(id uint8, v []byte, kind byte, cut bool) {
 			d.nameLen = copy(d.name[:], v)
 		}
 	case keepID:
-		if d.idLen == 0 && kind == kindString && len(v) <= len(d.idBuf) {
-			d.idLen = copy(d.idBuf[:], v)
+		if !d.hasID && kind == kindString && len(v) > 0 && len(v) <= maxReplyID {
+			if d.hasID = true; d.wantID {
+				d.id = string(v)
+			}
 		}
 	case keepFinish:
 		if kind != kindString || len(v) == 0 {

@@ -89,7 +89,8 @@ const doneMarker = "[DONE]"
 
 // start makes r ready for a reply.
 func (r *replyScan) start(f replyFormat) {
-	*r = replyScan{format: f, replyDoc: replyDoc{plain: r.plain[:0], keepText: r.keepText}}
+	r.scan.rest()
+	*r = replyScan{format: f, replyDoc: replyDoc{plain: r.plain[:0], keepText: r.keepText, wantID: r.wantID}}
 	r.scan.v = &r.replyDoc
 	if f == formatJSON || f == formatLines {
 		r.line = lineData

@@ -30,7 +30,7 @@ type reading struct {
 
 func readReply(f replyFormat, pieces ...[]byte) reading {
 	r := new(replyScan)
-	r.keepText = 1 << 20
+	r.keepText, r.wantID = 1<<20, true
 	r.start(f)
 	for _, p := range pieces {
 		r.scanAll(p)
@@ -41,7 +41,7 @@ func readReply(f replyFormat, pieces ...[]byte) reading {
 
 func (r *replyScan) reading() reading {
 	text, _ := r.said()
-	out := reading{All: r.seen(), Usage: r.usage, Finish: r.finishReason(), ID: r.id(), Events: r.events, Tokens: r.tokens,
+	out := reading{All: r.seen(), Usage: r.usage, Finish: r.finishReason(), ID: r.id, Events: r.events, Tokens: r.tokens,
 		Text: string(text), Boundary: r.atBoundary()}
 	if r.err != nil {
 		out.Error = *r.err

@@ -175,7 +175,7 @@ func (t *traced) begin(x *exchange, a *attempt, to *PickAttempt) {
 		if u.Scheme == "unix" {
 			host = u.Path
 		}
-		s.Name = strings.TrimSpace(operation(&x.class) + " " + span.Text("", x.rec.Model).Value.(string))
+		s.Name = strings.TrimSpace(operation(&x.class) + " " + span.Text("", x.req.Model).Value.(string))
 		s.Attrs = append(x.genAI(), serverAttrs(host, cmp.Or(port, map[string]string{"http": "80", "https": "443"}[u.Scheme]))...)
 		if kind := x.kindOf(a.peer); kind != "" {
 			s.Attrs = append(s.Attrs, span.Text("gen_ai.provider.name", kind))
@@ -308,8 +308,8 @@ func (x *exchange) genAI() []span.Attr {
 		return a
 	}
 	a = append(a, span.Text("gen_ai.operation.name", operation(&x.class)))
-	if x.rec.Model != "" {
-		a = append(a, span.Text("gen_ai.request.model", x.rec.Model))
+	if x.req.Model != "" {
+		a = append(a, span.Text("gen_ai.request.model", x.req.Model))
 	}
 	if n := x.peek.MaxTokens; n > 0 {
 		a = append(a, span.Int("gen_ai.request.max_tokens", n))
