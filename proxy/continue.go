@@ -70,11 +70,8 @@ func continueLabels() (out []string) {
 	return out
 }
 
-// continuation is what is kept of a stream so that its rest can come from elsewhere. The zero value keeps nothing.
+// continuation is a stream whose rest comes from elsewhere.
 type continuation struct {
-	may  bool // as far as the request goes
-	open bool // the engine of the first leg took the client's last message for an open turn
-
 	on     bool      // the leg under way, or looked for, is not the first
 	since  time.Time // when the newest leg broke
 	reason string    // why the newest leg broke
@@ -92,10 +89,12 @@ type continuation struct {
 	swallow bool     // the empty line behind an event that was left out
 }
 
+// goesOn reports whether the leg under way, or looked for, is not the first.
+func (x *exchange) goesOn() bool { return x.cont != nil && x.cont.on }
+
 // mayContinue settles at a stream's head whether its text is kept.
 func (x *exchange) mayContinue(a *attempt) {
-	c := &x.cont
-	if c.on {
+	if x.goesOn() {
 		return
 	}
 	p := x.p
@@ -107,8 +106,8 @@ func (x *exchange) mayContinue(a *attempt) {
 	default:
 		return
 	}
-	c.may = true
-	c.open = x.peek.LastRole == "assistant" && p.cfg.Continue(x.kindOf(a.peer)).Opens
+	x.mayGoOn = true
+	x.openTurn = x.peek.LastRole == "assistant" && p.cfg.Continue(x.kindOf(a.peer)).Opens
 	x.sift.scan.keepText = continueText
 	x.sift.strict = true
 }
@@ -123,22 +122,24 @@ func (x *exchange) kindOf(p *routing.Peer) string {
 
 // broken is the end of an answer that has begun and is not whole: its rest is looked for elsewhere, or it ends with v's error.
 func (x *exchange) broken(v verdict, reason string) verdict {
-	c := &x.cont
 	lost := false
-	if c.may && x.content {
+	if x.mayGoOn && x.content {
 		_, whole := x.sift.scan.said()
 		lost = !whole || x.sift.scan.seen()&(eventRich|eventMalformed) != 0
 	}
-	if !c.may || !x.content || lost || x.ctx.Err() != nil || !x.body.again() {
+	if !x.mayGoOn || !x.content || lost || x.ctx.Err() != nil || !x.body.again() {
 		return x.breakOff(v)
 	}
-	c.reason = reason
+	if x.cont == nil {
+		x.cont = new(continuation)
+	}
+	x.cont.reason = reason
 	return verdictResume
 }
 
 // goOn has the rest of a broken stream come from elsewhere. d is where it broke.
 func (x *exchange) goOn(d choice) {
-	c := &x.cont
+	c := x.cont
 	was := x.tried
 	x.first = tighter(x.first, x.idle) // the client has been told that it is being answered
 	x.takeLeg(d.Peer)
@@ -167,7 +168,7 @@ func (x *exchange) goOn(d choice) {
 // anyNext tries one replica after another and reports whether the exchange has come to its end. Otherwise the client waits
 // behind whole events.
 func (x *exchange) anyNext(d choice) bool {
-	c := &x.cont
+	c := x.cont
 	if c.ended {
 		return x.endEnded()
 	}
@@ -215,7 +216,7 @@ func (x *exchange) anyNext(d choice) bool {
 // nextFit picks a replica that was not tried and can go on. Where none is usable at the moment, as in the second after a
 // restart, or all that are have refused, it waits a little: the client has been told that it is being answered.
 func (x *exchange) nextFit() choice {
-	c := &x.cont
+	c := x.cont
 	for {
 		d := x.pick()
 		switch {
@@ -243,7 +244,7 @@ func (x *exchange) nextFit() choice {
 
 // takeLeg adds what the broken leg has said. p is where it ran.
 func (x *exchange) takeLeg(p *routing.Peer) {
-	c, s := &x.cont, &x.sift
+	c, s := x.cont, &x.sift
 	if !c.on {
 		c.first, _ = parseObject(firstData(s.first))
 		c.on = true
@@ -264,7 +265,7 @@ func (x *exchange) takeLeg(p *routing.Peer) {
 
 // waits is from when the wait for an engine counts: the request's arrival, or the moment at which its stream broke.
 func (x *exchange) waits() time.Time {
-	if x.cont.on {
+	if x.goesOn() {
 		return x.cont.since
 	}
 	return x.arrived
@@ -288,7 +289,7 @@ func (x *exchange) endWith(b []byte) bool {
 
 // fits makes the request for a replica that is to go on with the text; false if its engine cannot.
 func (x *exchange) fits(p *routing.Peer) bool {
-	c := &x.cont
+	c := x.cont
 	ab := x.p.cfg.Continue(x.kindOf(p))
 	chat := x.class.Service&routing.ServeChat != 0
 	if chat && !ab.Chat || !chat && !ab.Completions || !utf8.Valid(c.text) {
@@ -310,7 +311,7 @@ func (x *exchange) fits(p *routing.Peer) bool {
 	if err != nil {
 		return false
 	}
-	body, err := continueBody(was, chat, c.open, string(c.text), left, ab.Fields)
+	body, err := continueBody(was, chat, x.openTurn, string(c.text), left, ab.Fields)
 	if err != nil {
 		x.log.Debug("continuation", "id", x.id, "error", err)
 		return false

@@ -40,15 +40,16 @@ type exchange struct {
 	class pathClass
 	path  string // raw, without the query
 
-	id     string   // request id
-	header Header   // cleaned fields, as they go on
-	out    Outgoing // the newest attempt's
-	access Access   // of the client's key
-	held   bool     // others have seen it in the gate's queue
-	body   *body
-	peek   Peek
-	req    routing.Request
-	grpc   bool
+	id       string    // request id
+	header   Header    // cleaned fields, as they go on
+	out      *Outgoing // the newest attempt's; nil = none
+	access   Access    // of the client's key
+	held     bool      // others have seen it in the gate's queue
+	body     *body
+	bodyless bool // the body was let go of: it cannot be sent again
+	peek     Peek
+	req      routing.Request
+	grpc     bool
 
 	arrived time.Time
 	ctx     context.Context
@@ -82,16 +83,18 @@ type exchange struct {
 	trace    *traced    // nil = nobody traces
 
 	// What the client has got.
-	headOut bool
-	stream  bool // the head that went out was a 200 event stream
-	content bool // content went out, or part of a body
-	begun   bool // content of the attempt under way went out
-	cont    continuation
-	leg     routing.Outcome // of the newest attempt
-	sift    sift
-	pump    pump
-	parked  bool   // the set reads the stream; no goroutine is here until resume
-	unlimit func() // ends the deadline that the client set; nil = there is none
+	headOut  bool
+	stream   bool            // the head that went out was a 200 event stream
+	content  bool            // content went out, or part of a body
+	begun    bool            // content of the attempt under way went out
+	mayGoOn  bool            // a broken stream may go on elsewhere, as far as the request goes
+	openTurn bool            // the engine of the first leg took the client's last message for an open turn
+	cont     *continuation   // nil = it has not broken
+	leg      routing.Outcome // of the newest attempt
+	sift     sift
+	pump     pump
+	parked   bool   // the set reads the stream; no goroutine is here until resume
+	unlimit  func() // ends the deadline that the client set; nil = there is none
 
 	firstAt time.Time
 	over    time.Time // when the newest attempt was over
@@ -164,7 +167,9 @@ func (x *exchange) leave(l *life) {
 	}
 	p := x.p
 	x.account()
-	x.body.release()
+	if !x.bodyless {
+		x.body.release()
+	}
 	p.rnds.Put(x.rnd)
 	x.recycle()
 	l.end(errCauseDone)
@@ -179,15 +184,17 @@ func (x *exchange) recycle() {
 		return
 	}
 	clear(x.header)
-	clear(x.out.Header)
+	if x.out != nil {
+		x.out.rest()
+	}
 	s := &x.sift
 	if cap(s.held)+cap(s.out)+cap(s.scan.plain) > largePiece {
 		s.held, s.out, s.scan.plain = nil, nil, nil
 	}
-	p, header, out, attempts := x.p, x.header[:0], x.out.Header[:0], x.rec.Attempts[:0]
+	p, header, out, attempts := x.p, x.header[:0], x.out, x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
 	*x = exchange{}
-	x.header, x.out.Header, x.rec.Attempts = header, out, attempts
+	x.header, x.out, x.rec.Attempts = header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)
 }

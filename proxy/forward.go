@@ -192,10 +192,16 @@ func (x *exchange) upstream(a *attempt) upstream {
 	return x.p.links.get(&x.p.cfg, m.Boot, m.Addr)
 }
 
+var outgoings = sync.Pool{New: func() any { return new(Outgoing) }}
+
 // outgoing makes the request as the replica gets it.
 func (x *exchange) outgoing(a *attempt) *Outgoing {
 	p := x.p
-	h := append(slices.Grow(x.out.Header[:0], len(x.header)+4), x.header...)
+	if x.out == nil {
+		x.out = outgoings.Get().(*Outgoing)
+	}
+	o := x.out
+	h := append(slices.Grow(o.Header[:0], len(x.header)+4), x.header...)
 	if a.self {
 		h.DelFunc(func(name string) bool { return hasPrefixFold(name, headerPrefix) })
 		if p.cfg.EngineAPIKey != "" {
@@ -206,11 +212,10 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 		x.moveFields(&h, a.peer)
 	}
 	x.trace.inject(&h)
-	o := &x.out
 	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
 	b := x.body
 	switch {
-	case x.cont.body != nil:
+	case x.cont != nil && x.cont.body != nil:
 		x.continued(o, a.self)
 		return o
 	case b.src == nil:

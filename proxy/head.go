@@ -120,6 +120,12 @@ type Outgoing struct {
 	Interim              func(Header)         // gets interim answers (1xx) but 100 and 101; nil = they are left
 }
 
+// rest makes o empty and keeps its memory.
+func (o *Outgoing) rest() {
+	clear(o.Header)
+	*o = Outgoing{Header: o.Header[:0]}
+}
+
 // Upstream sends requests to one place: our engine, or one peer's agent. It is safe for concurrent use.
 type Upstream interface {
 	// Send returns when the answer's head is there. The end of ctx ends the exchange at once, its body included.

@@ -29,12 +29,12 @@ type jsonScan struct {
 	hex uint16 // digits of \uXXXX so far
 	hxn uint8
 
-	bom     uint8 // bytes of a byte order mark seen
-	kind    byte
-	keyLen  int
-	keepLen int
-	cut     bool // the kept value did not fit
-	*jsonRoom    // nil between documents: a stream is there most of the time
+	bom       uint8 // bytes of a byte order mark seen
+	kind      byte
+	keyLen    int
+	keepLen   int
+	cut       bool // the kept value did not fit
+	*jsonRoom      // nil between documents: a stream is there most of the time
 }
 
 // jsonRoom is the memory of a document that is being read.

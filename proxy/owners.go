@@ -64,7 +64,9 @@ func (x *exchange) made(a *attempt, status int) {
 }
 
 // makes reports whether answers are about a stored object, so that their ids are kept.
-func (c *pathClass) makes() bool { return c.Kind == pathStateful || strings.HasSuffix(c.Route, "/responses") }
+func (c *pathClass) makes() bool {
+	return c.Kind == pathStateful || strings.HasSuffix(c.Route, "/responses")
+}
 
 // inputFile finds the file that a new batch reads.
 var inputFile = regexp.MustCompile(`"input_file_id"\s*:\s*"([^"\\]{1,128})"`)

@@ -58,6 +58,13 @@ func (m *pump) takes() bool {
 	return !m.off && !m.body.done && !m.body.closed && m.body.c.buf == nil
 }
 
+// shed lets go of the heads: the answer's is out, and of the request's only what a continuation sends again is needed.
+func (m *pump) shed() {
+	m.a.ans.Head.Header = nil
+	m.body.reply.dropHead()
+	m.x.in.Header, m.down.c.head.fields = nil, nil
+}
+
 // park has the set read the stream. After that the exchange and its connections are whoever's the set gives them back to; with
 // an error they stay the caller's, who goes on with it as if they had been given back.
 func (m *pump) park() error {
@@ -75,11 +82,10 @@ func (m *pump) back() { go m.down.c.unpark() }
 
 // given is how the set's reading ended.
 func (m *pump) given() error {
-	s := m.body.c.nc.(*sock)
-	s.done()
+	m.body.c.nc.(*sock).done()
 	switch {
 	case m.readErr != 0:
-		return &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", m.readErr)}
+		return &net.OpError{Op: "read", Err: os.NewSyscallError("read", m.readErr)}
 	case m.n == 0:
 		return io.EOF
 	}

@@ -73,10 +73,20 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 		return x.document(ctx, a, w, ans, (*pb)[:h.Length])
 	}
 	var m *pump
-	if b, ok := ans.Body.(*wireBody); ok && events && !late && !x.cont.on {
+	if b, ok := ans.Body.(*wireBody); ok && events && !late && !x.goesOn() {
 		m = x.pumped(a, b)
 	}
 	return x.pieces(ctx, a, w, ans, pool, events, late, m)
+}
+
+// shed lets go of what only the beginning of an answer needs.
+func (x *exchange) shed() {
+	if x.out != nil {
+		x.out.rest()
+		outgoings.Put(x.out)
+		x.out = nil
+	}
+	x.pump.shed()
 }
 
 // relayOn goes on with the stream of an exchange that was parked; err is how the set's reading ended.
@@ -103,6 +113,7 @@ func (x *exchange) pieces(ctx context.Context, a *attempt, w *watch, ans *Answer
 			putPiece(pb)
 			pb = nil
 			if m.takes() {
+				x.shed()
 				x.parked = true
 				return verdictParked, 0
 			}
@@ -120,7 +131,7 @@ func (x *exchange) pieces(ctx context.Context, a *attempt, w *watch, ans *Answer
 				}
 			}
 			pass, progress, stop := x.piece(a, w, (*pb)[:n], events, time.Now())
-			if x.cont.on {
+			if x.goesOn() {
 				pass = x.cont.rewrite(pass)
 			}
 			if len(pass) > 0 {
@@ -217,6 +228,10 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.T
 func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
 	now := time.Now()
 	x.content, x.begun = true, true
+	if !x.mayGoOn && !x.bodyless {
+		x.bodyless = true
+		x.body.drop()
+	}
 	if token {
 		if x.firstAt.IsZero() {
 			x.firstAt = now
@@ -279,7 +294,7 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 		a.flight.told(u.Completion.V, x.sift.scan.tokens)
 	}
 	x.made(a, ans.Head.Status)
-	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.cont.on {
+	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.goesOn() {
 		r, first := x.p.lessons.note(x.req.Model, &x.peek, u)
 		if r.OK && x.p.cfg.Salt != nil {
 			x.p.cfg.Salt.fit(r.V)
@@ -339,7 +354,7 @@ func (x *exchange) broke(ctx context.Context) (verdict, routing.Outcome) {
 			return x.broken(verdictBroken, continueDrain), routing.OutcomeCancelled
 		}
 		return verdictCut, routing.OutcomeCancelled
-	case errors.Is(cause, errCauseFirst) && x.cont.on:
+	case errors.Is(cause, errCauseFirst) && x.goesOn():
 		return x.broken(verdictBroken, continueHang), routing.OutcomeTimeout
 	case errors.Is(cause, errCauseFirst) && !x.headOut:
 		return verdictTimeout, routing.OutcomeTimeout

@@ -259,6 +259,14 @@ func (b *body) release() {
 	b.budget.give(b.charge, b)
 }
 
+// drop is the release of the one that could have it sent again.
+func (b *body) drop() {
+	b.mu.Lock()
+	b.live = true
+	b.mu.Unlock()
+	b.release()
+}
+
 // bodyReader reads a body from its start: the kept blocks, then the source.
 type bodyReader struct {
 	b      *body

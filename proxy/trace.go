@@ -189,7 +189,7 @@ func (t *traced) begin(x *exchange, a *attempt, to *PickAttempt) {
 	if t.attempts > 0 {
 		s.Attrs = append(s.Attrs, span.Int("http.request.resend_count", t.attempts))
 	}
-	if x.cont.on {
+	if x.goesOn() {
 		s.Attrs = append(s.Attrs, span.Bool("grapevine.continuation", true), span.Text("grapevine.continuation.reason", x.cont.reason))
 	}
 	t.attempts++

@@ -44,8 +44,8 @@ type wireServerConn struct {
 	since   atomic.Int64 // when it was not, ns since 1970
 
 	headBuf
-	req   h1.Request
-	timed time.Time // when the deadline of writes was set
+	req   *h1.Request // the head that is being read, until it is kept
+	timed time.Time   // when the deadline of writes was set
 	in    RequestHead
 	head  *wireHead // its memory
 	body  wireRequestBody
@@ -163,17 +163,19 @@ func (c *wireServerConn) request(n int, err error) fate {
 		return fateOver
 	}
 	c.keepHead(n)
-	d := &c.down
+	d, q := &c.down, c.req
 	d.rest()
-	*d = wireDown{c: c, old: c.req.Minor == 0, bodiless: string(c.req.Method) == "HEAD",
-		close: c.req.Close || c.s.closing.Load() || c.s.p.draining.Load()}
-	c.body = wireRequestBody{c: c, frame: c.req.Framing, left: c.req.Length, ask: c.req.Continue}
+	*d = wireDown{c: c, old: q.Minor == 0, bodiless: string(q.Method) == "HEAD",
+		close: q.Close || c.s.closing.Load() || c.s.p.draining.Load()}
+	c.body = wireRequestBody{c: c, frame: q.Framing, left: q.Length, ask: q.Continue}
 	var src io.Reader
-	if c.req.Length != 0 {
+	if q.Length != 0 {
 		src = &c.body
 	} else {
 		c.body.done = true
 	}
+	c.req = nil
+	requests.Put(q)
 	ctx := new(life)
 	c.begin(ctx)
 	if c.parked = c.s.p.serve(ctx, c.s.role, &c.in, src, d); c.parked != nil {
@@ -228,7 +230,10 @@ func (c *wireServerConn) readHead() (int, error) {
 				return 0, nil
 			}
 			if len(b) >= len(h2Preface) || !bytes.HasPrefix(h2Preface, b) {
-				if n, err := h1.ParseRequest(b, &c.req); n > 0 || err != nil {
+				if c.req == nil {
+					c.req = requests.Get().(*h1.Request)
+				}
+				if n, err := h1.ParseRequest(b, c.req); n > 0 || err != nil {
 					return n, err
 				}
 			}
@@ -274,7 +279,10 @@ func (c *wireServerConn) readBy(limit time.Duration) {
 	_ = c.nc.SetReadDeadline(now.Add(limit))
 }
 
-// wireHead is the memory of a request's head. Nothing of it outlives the exchange: what does, the core copies.
+// requests are heads that are being read.
+var requests = sync.Pool{New: func() any { return new(h1.Request) }}
+
+// wireHead is the memory of a head, of a request or an answer. Nothing of it outlives the exchange: what does, the core copies.
 type wireHead struct {
 	mem    []byte
 	fields Header
@@ -286,7 +294,14 @@ var wireHeads = sync.Pool{New: func() any { return new(wireHead) }}
 func (c *wireServerConn) dropHead() {
 	h := c.head
 	c.head, c.in = nil, RequestHead{}
-	if h != nil && !c.down.tunnelled && cap(h.mem) <= headPiece {
+	if h != nil && !c.down.tunnelled {
+		h.rest()
+	}
+}
+
+// rest gives the memory back.
+func (h *wireHead) rest() {
+	if cap(h.mem) <= headPiece {
 		clear(h.fields)
 		wireHeads.Put(h)
 	}
@@ -299,7 +314,7 @@ func (c *wireServerConn) keepHead(n int) {
 	own := append(c.head.mem[:0], (*c.buf)[start:start+n]...)
 	c.head.mem = own
 	at := func(b []byte) string { return unsafeString(moved(own, *c.buf, start, b)) }
-	q := &c.req
+	q := c.req
 	h := slices.Grow(c.head.fields[:0], len(q.Fields)+1)
 	for _, f := range q.Fields {
 		switch h1.Lookup(f.Name) {

@@ -107,8 +107,18 @@ func (s *sock) leave() error {
 	}
 	s.left, s.own = true, int(n)
 	_ = s.Conn.Close()
+	s.Conn, s.raw = goneConn, goneRaw{} // what Go has of a connection takes 400 bytes
 	return nil
 }
+
+// goneConn and goneRaw stand for a connection that has left; all they say is that it is closed.
+var goneConn = new(net.TCPConn)
+
+type goneRaw struct{}
+
+func (goneRaw) Control(func(uintptr)) error    { return net.ErrClosed }
+func (goneRaw) Read(func(uintptr) bool) error  { return net.ErrClosed }
+func (goneRaw) Write(func(uintptr) bool) error { return net.ErrClosed }
 
 // comeBack undoes leave, on a connection that is to be used again.
 func comeBack(nc net.Conn) error {

@@ -51,10 +51,13 @@ type wireConn struct {
 	since time.Time // idle since
 
 	headBuf
-	resp  h1.Response
-	reply *wireReply // of the exchange under way, until its head is whole
+	resp  *h1.Response // the head that is being read
+	reply *wireReply   // of the exchange under way, until its head is whole
 	vec   net.Buffers
 }
+
+// responses are heads that are being read.
+var responses = sync.Pool{New: func() any { return new(h1.Response) }}
 
 // outPieces are what is put together for one write.
 var outPieces = sync.Pool{New: func() any { b := make([]byte, 0, headPiece); return &b }}
@@ -175,6 +178,7 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		// An engine that refuses a large body may have answered and closed; only without an answer is it lost.
 		return fail(StageNoReply, err)
 	}
+	c.resp = responses.Get().(*h1.Response)
 	if err := c.readHead(r.Method, r.Interim); err != nil {
 		if c.w > 0 {
 			return fail(StageHead, err)
@@ -197,9 +201,11 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	// The body is a value of its own, not a part of the connection: at its end the connection goes back and may serve
 	// another exchange at once, while this one still asks for the end, the trailer and Close.
 	b := &a.body
-	*b = wireBody{c: c, hold: hold, aside: aside, frame: c.resp.Framing, left: c.resp.Length}
+	*b = wireBody{c: c, reply: a, hold: hold, aside: aside, frame: c.resp.Framing, left: c.resp.Length, last: c.resp.Close}
 	b.done = c.resp.Framing == h1.Framing{}
 	a.Body = b
+	responses.Put(c.resp)
+	c.resp = nil
 	if b.done {
 		b.end()
 	}
@@ -365,7 +371,7 @@ var errInterims = errors.New("too many interim answers")
 func (c *wireConn) readHead(method string, interim func(Header)) error {
 	for passed := 0; ; {
 		if c.buf != nil && c.w > c.r {
-			n, err := h1.ParseResponse((*c.buf)[c.r:c.w], &c.resp, unsafeBytes(method))
+			n, err := h1.ParseResponse((*c.buf)[c.r:c.w], c.resp, unsafeBytes(method))
 			if err != nil {
 				return err
 			}
@@ -405,9 +411,8 @@ func (c *wireConn) interim() Header {
 // wireReply is an answer with all its memory, which serves one exchange after another.
 type wireReply struct {
 	Answer
-	body   wireBody
-	mem    []byte // the head
-	fields Header
+	body wireBody
+	head *wireHead
 
 	trailer func() Header // methods, made once
 	recycle func()
@@ -422,20 +427,27 @@ func newWireReply() *wireReply {
 	a := new(wireReply)
 	a.trailer = a.body.trailer
 	a.recycle = func() {
-		clear(a.fields)
+		a.dropHead()
 		a.Answer, a.body = Answer{}, wireBody{}
-		if cap(a.mem) <= headPiece {
-			wireReplies.Put(a)
-		}
+		wireReplies.Put(a)
 	}
 	return a
+}
+
+// dropHead gives the head's memory back.
+func (a *wireReply) dropHead() {
+	if a.head != nil {
+		a.head.rest()
+		a.head = nil
+	}
 }
 
 // keepHead moves the head into memory of its own, so that the fields outlive the buffer, and parses it there.
 func (c *wireConn) keepHead(n int) {
 	c.reply = newWireReply()
-	own := append(c.reply.mem[:0], (*c.buf)[c.r:c.r+n]...)
-	c.reply.mem = own
+	c.reply.head = wireHeads.Get().(*wireHead)
+	own := append(c.reply.head.mem[:0], (*c.buf)[c.r:c.r+n]...)
+	c.reply.head.mem = own
 	c.r += n
 	for i := range c.resp.Fields {
 		f := &c.resp.Fields[i]
@@ -456,14 +468,14 @@ func moved(own, buf []byte, start int, b []byte) []byte {
 
 // answer makes the core's form of the head; the strings lie in the memory that keepHead made.
 func (c *wireConn) answer(a *wireReply) {
-	h := slices.Grow(a.fields[:0], len(c.resp.Fields)+4)
+	h := slices.Grow(a.head.fields[:0], len(c.resp.Fields)+4)
 	for i, f := range c.resp.Fields {
 		if k := h1.Lookup(f.Name); k == h1.ContentLength || k == h1.Trailer || c.resp.IsHop(i) {
 			continue
 		}
 		h = append(h, Field{unsafeString(f.Name), unsafeString(f.Value)})
 	}
-	a.fields = h
+	a.head.fields = h
 	a.Answer = Answer{Head: ResponseHead{Status: c.resp.Status, Header: h, Length: c.resp.Length}, Trailer: a.trailer, Recycle: a.recycle}
 	if c.resp.Length == 0 && !c.resp.Chunked {
 		a.Head.Length = c.declared()
@@ -487,11 +499,13 @@ func (c *wireConn) declared() int64 {
 // wireBody reads an answer's payload. It owns its connection until end.
 type wireBody struct {
 	c      *wireConn
+	reply  *wireReply // of which it is a part
 	hold   holder
 	aside  <-chan struct{}
 	frame  h1.Framing
 	left   int64
 	chunks h1.Chunks
+	last   bool // no other answer follows on the connection
 	done   bool // the end has been read
 	closed bool
 }
@@ -637,7 +651,7 @@ func (b *wireBody) end() {
 			free = false // the engine answered without having read the request
 		}
 	}
-	if !free || b.frame.ToEnd || c.resp.Close || c.buf != nil {
+	if !free || b.frame.ToEnd || b.last || c.buf != nil {
 		_ = c.nc.Close()
 		return
 	}
