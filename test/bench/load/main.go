@@ -70,6 +70,7 @@ var (
 	ramp     = flag.Duration("ramp", 0, "stream: spread the starts over this long (default: the gap, at least 500ms)")
 	hold     = flag.Duration("hold", 0, "stream: print READY after every first chunk, hold, then exit")
 	warm     = flag.Duration("warm", 200*time.Millisecond, "closed: not counted")
+	batch    = flag.Bool("batch", false, "stream: ask the engine for a beat that all streams share")
 	key      = flag.String("auth", "", "value of Authorization")
 
 	poll  = ev.NewPoller()
@@ -87,7 +88,11 @@ func fatal(err error) { fmt.Fprintln(os.Stderr, err); os.Exit(1) }
 func mkReq(u *url.URL, stream bool) []byte {
 	extra := `"stream":false,"max_tokens":16`
 	if stream {
-		extra = fmt.Sprintf(`"stream":true,"max_tokens":%d,"seed":%d`, *nchunks, interval.Microseconds())
+		gap := interval.Microseconds()
+		if *batch {
+			gap |= 1
+		}
+		extra = fmt.Sprintf(`"stream":true,"max_tokens":%d,"seed":%d`, *nchunks, gap)
 	}
 	pre := `{"model":"fake",` + extra + `,"temperature":0.7,"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"`
 	post := `"}]}`
