@@ -33,7 +33,8 @@ type Options struct {
 	Seed      uint64               // of random choices; 0 = random
 	Transport memberlist.Transport // replaces gossip's sockets, for tests
 
-	// StreamThread says that streams may have a thread that keeps one of GOMAXPROCS to itself; see proxy.Config.StreamThread.
+	// StreamThread says that GOMAXPROCS is one more than there are CPUs, for a thread for streams that keeps it to itself; see
+	// proxy.Config.StreamThread.
 	StreamThread bool
 
 	// Step is called at the steps of the steal protocol (proxy.Config.Step), for tests that kill an agent there.

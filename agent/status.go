@@ -40,12 +40,15 @@ type Status struct {
 
 // ProcessStatus is what the process may use.
 type ProcessStatus struct {
-	CPUs        int                 `json:"cpus"`               // goroutines that run at once; that of streams included (confine), else the control group's limit
+	CPUs        int                 `json:"cpus"`               // by the control group's limit, or GOMAXPROCS
 	MemoryLimit routing.Opt[uint64] `json:"memory_limit_bytes"` // from which on Go collects harder; null = none
 }
 
-func processStatus() ProcessStatus {
+func (o *Options) processStatus() ProcessStatus {
 	s := ProcessStatus{CPUs: runtime.GOMAXPROCS(0)}
+	if o.StreamThread {
+		s.CPUs-- // that of the thread
+	}
 	if n := debug.SetMemoryLimit(-1); n != math.MaxInt64 {
 		s.MemoryLimit = routing.Some(uint64(n))
 	}

@@ -24,7 +24,7 @@ func (a *Agent) Status() Status {
 	now := time.Now()
 	s := Status{
 		Node: a.member.Node, Boot: bootText(a.boot), Version: Version(), Cluster: a.cfg.Cluster, Zone: a.cfg.Zone, Policy: a.policy.Name(),
-		UptimeMS: now.Sub(a.started).Milliseconds(), Peers: []PeerStatus{}, Warnings: []string{}, Picks: PicksStatus{ByReason: map[string]uint64{}}, Process: processStatus(),
+		UptimeMS: now.Sub(a.started).Milliseconds(), Peers: []PeerStatus{}, Warnings: []string{}, Picks: PicksStatus{ByReason: map[string]uint64{}}, Process: a.opts.processStatus(),
 		Listen: a.Addresses(),
 	}
 	a.own.mu.Lock()
