@@ -71,13 +71,14 @@ type flight struct {
 	lastAt  time.Time
 	steps   int // content events since the last sample
 
-	life       *life  // of its attempt, which can be ended from outside; nil = not yet
+	life       *life  // of its attempt
 	watch      *watch // of the same
 	prev, next *flight
 }
 
-// start counts a request that goes to the engine now.
-func (a *account) start(f *flight, tokens int, now time.Time) {
+// start counts a request that goes to the engine now, and predicts how long the engine needs until it has worked off its prompt
+// and those before it. l and w are its attempt's, which can be ended from outside; they may be nil.
+func (a *account) start(f *flight, tokens int, l *life, w *watch, now time.Time) (prefill time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.pending == 0 && a.waiting == 0 {
@@ -86,21 +87,12 @@ func (a *account) start(f *flight, tokens int, now time.Time) {
 	a.waiting++
 	a.pending += tokens
 	a.accepted++
-	*f = flight{a: a, tokens: tokens, at: now, prompt: true, next: a.flights}
+	*f = flight{a: a, tokens: tokens, at: now, prompt: true, life: l, watch: w, next: a.flights}
 	if f.next != nil {
 		f.next.prev = f
 	}
 	a.flights = f
-}
-
-// cutBy says how the attempt can be ended from outside.
-func (f *flight) cutBy(l *life, w *watch) {
-	if f == nil {
-		return
-	}
-	f.a.mu.Lock()
-	f.life, f.watch = l, w
-	f.a.mu.Unlock()
+	return a.prefillTime()
 }
 
 // cutAll ends the attempts at our own engine that were silent for so long, 0 = all; their exchanges go on elsewhere or end.
@@ -325,10 +317,8 @@ func (a *account) believed() float64 {
 // defaultPrefillRate is believed of an engine that has not been measured (design section 7).
 const defaultPrefillRate = 2000 // prompt tokens/s
 
-// prefillTime predicts how long the engine needs until it has worked off what it has and these tokens.
+// prefillTime predicts how long the engine needs until it has worked off what it has; the lock is held.
 func (a *account) prefillTime() time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	return time.Duration(float64(a.pending) / a.believed() * float64(time.Second))
 }
 

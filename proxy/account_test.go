@@ -20,7 +20,7 @@ func serial(tokensPerSecond float64, prompts []int, together int) Load {
 		var fs []*flight
 		for _, tokens := range prompts[:n] {
 			f := new(flight)
-			a.start(f, tokens, now)
+			a.start(f, tokens, nil, nil, now)
 			fs = append(fs, f)
 		}
 		for i, f := range fs {
@@ -61,7 +61,7 @@ func TestDecodeStepIsLearned(t *testing.T) {
 	var a account
 	now := time.Unix(1000, 0)
 	f := new(flight)
-	a.start(f, 10, now)
+	a.start(f, 10, nil, nil, now)
 	f.first(now)
 	for range 100 {
 		now = now.Add(25 * time.Millisecond)
@@ -79,7 +79,7 @@ func TestFlightEndsOnce(t *testing.T) {
 	for _, steps := range []string{"", "f", "p", "pf", "fp", "fc", "pc"} {
 		var a account
 		f := new(flight)
-		a.start(f, 100, now)
+		a.start(f, 100, nil, nil, now)
 		for _, s := range steps {
 			now = now.Add(time.Second)
 			switch s {
@@ -165,7 +165,7 @@ func TestBlindAnswersTogetherShowTheRate(t *testing.T) {
 		var fs []*flight
 		for range 64 {
 			f := new(flight)
-			a.start(f, 500, now)
+			a.start(f, 500, nil, nil, now)
 			fs = append(fs, f)
 		}
 		now = now.Add(10 * time.Millisecond)
@@ -182,7 +182,7 @@ func TestAnswerThatDidNotComeWholeShowsNothing(t *testing.T) {
 	now := time.Unix(1000, 0)
 	for range 40 {
 		f := new(flight)
-		a.start(f, 100_000, now)
+		a.start(f, 100_000, nil, nil, now)
 		now = now.Add(time.Millisecond)
 		f.done(now, false) // refused, or the client went away
 	}
@@ -196,7 +196,7 @@ func TestStepOfEventsWithManyTokens(t *testing.T) {
 	now := time.Now()
 	for range 100 {
 		var f flight
-		a.start(&f, 100, now)
+		a.start(&f, 100, nil, nil, now)
 		f.first(now.Add(20 * time.Millisecond))
 		at := now.Add(20 * time.Millisecond)
 		for range 4 {
@@ -216,7 +216,7 @@ func TestForgetRate(t *testing.T) {
 	now := time.Now()
 	prompt := func(tokens int) {
 		var f flight
-		a.start(&f, tokens, now)
+		a.start(&f, tokens, nil, nil, now)
 		now = now.Add(300 * time.Millisecond)
 		f.first(now)
 		f.done(now, true)

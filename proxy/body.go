@@ -65,22 +65,32 @@ var (
 // asked by Done, then closed. Memory is constant but for what Peek holds. Not for concurrent use.
 type Peeker struct {
 	scan jsonScan
+	salt *PrefixSalt
+	peeking
+
+	main   blockHash // messages, prompt, input
+	system blockHash // system, instructions: rendered before main wherever they stand
+	tools  blockHash // rendered before system
+	extra  blockHash // one value of the salt at a time
+	media  blockHash // media parts of one content part
+
+	model  string // the newest one read, in any body
+	barred string // the newest field that barred a continuation, likewise
+	start  chainStart
+}
+
+// peeking is what a Peeker knows of the body that it reads.
+type peeking struct {
 	form *formScan
 	gzip *gunzip
 	err  error // decided by the headers
 	chat bool  // a service whose streams can be continued
 	svc  routing.Service
-	salt *PrefixSalt
 	peek Peek
 
-	cur    *blockHash // the stream that prompt text of the present top-level field belongs to
-	main   blockHash  // messages, prompt, input
-	system blockHash  // system, instructions: rendered before main wherever they stand
-	tools  blockHash  // rendered before system
-	extra  blockHash  // one value of the salt at a time
-	media  blockHash  // media parts of one content part
-
+	cur          *blockHash // the stream that prompt text of the present top-level field belongs to
 	salts        [peekSalts]uint64
+	salted       bool   // one of them is set
 	bytes        [3]int // of main, system, tools
 	seen         uint32 // prompt fields that came; one that comes again replaces
 	field        uint8  // salt field being read
@@ -89,11 +99,10 @@ type Peeker struct {
 	metaUser     string
 	role         [16]byte
 	roleLen      int
-	parts        int    // text parts so far in this content
-	partMedia    bool   // the content part has media
-	model        string // the newest one read, in any body
-	promptFields int    // prompts that are not null
-	object       bool   // a whole top-level object was read
+	parts        int  // text parts so far in this content
+	partMedia    bool // the content part has media
+	promptFields int  // prompts that are not null
+	object       bool // a whole top-level object was read
 }
 
 var peekers = sync.Pool{New: func() any { return new(Peeker) }}
@@ -103,15 +112,14 @@ var peekers = sync.Pool{New: func() any { return new(Peeker) }}
 // a salt no prefix hashes are taken. End it by Close.
 func NewPeeker(svc routing.Service, contentType, contentEncoding string, salt *PrefixSalt) *Peeker {
 	p := peekers.Get().(*Peeker)
-	m, s, t, e, d := p.main.blocks, p.system.blocks, p.tools.blocks, p.extra.blocks, p.media.blocks
-	*p = Peeker{model: p.model, svc: svc, salt: salt, chat: svc&(routing.ServeChat|routing.ServeCompletions) != 0}
-	for _, h := range []struct {
-		h *blockHash
-		b []uint64
-	}{{&p.main, m}, {&p.system, s}, {&p.tools, t}, {&p.extra, e}, {&p.media, d}} {
-		h.h.salt, h.h.blocks = salt, h.b
-		h.h.reset()
+	p.peeking = peeking{svc: svc, chat: svc&(routing.ServeChat|routing.ServeCompletions) != 0}
+	p.salt = salt
+	for _, h := range [...]*blockHash{&p.main, &p.system, &p.tools} { // the others begin where they are used
+		h.salt = salt
+		h.reset()
 	}
+	p.extra.salt, p.media.salt = salt, salt
+	p.scan.reset()
 	p.cur = &p.main
 	p.scan.v = p
 	p.peek.N = 1
@@ -167,7 +175,7 @@ func (p *Peeker) Close() {
 		p.gzip.close()
 	}
 	p.scan.rest()
-	p.gzip, p.form, p.peek, p.sessionID, p.metaUser = nil, nil, Peek{}, "", ""
+	p.peeking = peeking{}
 	peekers.Put(p)
 }
 
@@ -224,7 +232,36 @@ func (p *Peeker) prefix() []uint64 {
 	if p.salt == nil || n == 0 {
 		return nil
 	}
+	c := p.first()
+	out := make([]uint64, 0, n)
+	for i, h := range []*blockHash{&p.tools, &p.system, &p.main} {
+		for _, b := range h.blocks {
+			c = p.salt.next(c, b)
+			out = append(out, c)
+		}
+		if i < 2 { // what follows the last block of tools and system belongs to every prefix behind it
+			if tail := h.finish(); tail != p.salt.empty {
+				c = p.salt.next(c, tail)
+			}
+		}
+	}
+	return out[:min(len(out), maxBlocks)]
+}
+
+// chainStart is the newest c(0) of a model without anything else that the salt covers: mostly the next one's too.
+type chainStart struct {
+	salt  *PrefixSalt
+	size  int // of a block
+	model string
+	hash  uint64
+}
+
+// first is c(0), the beginning of the chain.
+func (p *Peeker) first() uint64 {
 	p.extra.reset()
+	if s := &p.start; !p.salted && s.salt == p.salt && s.size == p.extra.size && s.model == p.peek.Model {
+		return s.hash
+	}
 	p.extra.writeString(p.peek.Model)
 	for i, s := range p.salts {
 		if s != 0 {
@@ -233,25 +270,10 @@ func (p *Peeker) prefix() []uint64 {
 		}
 	}
 	c := p.salt.next(modelDomain, p.extra.finish())
-	out := make([]uint64, 0, n)
-	for i, h := range []*blockHash{&p.tools, &p.system, &p.main} {
-		for _, b := range h.blocks {
-			c = p.salt.next(c, b)
-			out = append(out, c)
-		}
-		if i < 2 { // what follows the last block of tools and system belongs to every prefix behind it
-			if tail := h.finish(); tail != emptyTail(p.salt) {
-				c = p.salt.next(c, tail)
-			}
-		}
+	if !p.salted {
+		p.start = chainStart{p.salt, p.extra.size, p.peek.Model, c}
 	}
-	return out[:min(len(out), maxBlocks)]
-}
-
-func emptyTail(s *PrefixSalt) uint64 {
-	h := blockHash{salt: s}
-	h.reset()
-	return h.finish()
+	return c
 }
 
 // bar notes the first reason against a continuation.
@@ -462,9 +484,13 @@ func (p *Peeker) beginTop(key []byte, kind byte) (jsonAct, uint8) {
 }
 
 func (p *Peeker) barUnless(null bool, key []byte) {
-	if !null && p.peek.Continuable {
-		p.bar(string(key))
+	if null || !p.peek.Continuable {
+		return
 	}
+	if p.barred != string(key) { // mostly the same one
+		p.barred = string(key)
+	}
+	p.bar(p.barred)
 }
 
 // startField turns to the stream of a prompt field. The same field a second time replaces the first.
@@ -658,7 +684,7 @@ func (p *Peeker) end(id uint8) {
 			p.mediaBlock()
 		}
 	case textSalt:
-		p.salts[p.field] = p.extra.finish() | 1
+		p.salts[p.field], p.salted = p.extra.finish()|1, true
 	case nodeTop:
 		p.object = true
 	}
@@ -735,7 +761,7 @@ func (p *Peeker) value(id uint8, v []byte, kind byte, cut bool) {
 		k.PreviousResponseID = str
 		p.extra.reset()
 		p.extra.write(v)
-		p.salts[saltField("previous_response_id")] = p.extra.finish() | 1
+		p.salts[saltField("previous_response_id")], p.salted = p.extra.finish()|1, true
 	case keepRole:
 		p.roleLen = copy(p.role[:], v)
 	case keepPartType:

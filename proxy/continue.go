@@ -364,7 +364,7 @@ func (x *exchange) countTokens(p *routing.Peer, ab *Continuation) (int, error) {
 	defer cancel()
 	a := &attempt{p: x.p, peer: p, self: self}
 	x.cont.body = body
-	o := x.outgoing(a)
+	o := x.outgoing(a, time.Now())
 	x.cont.body = nil
 	o.Method, o.Target = "POST", ab.TokenizePath
 	o.Header.Del(headerStages)

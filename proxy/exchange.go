@@ -113,7 +113,6 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 		in.Upgrade = ""
 	}
 	n := p.inflight.Add(1)
-	rnd := p.rnds.Get().(*mathrand.Rand)
 	l, ok := ctx.(*life)
 	if !ok {
 		l = new(life)
@@ -122,7 +121,7 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 	p.lives.add(l)
 
 	x := p.exchanges.Get().(*exchange)
-	x.p, x.role, x.in, x.down, x.rnd, x.ctx, x.arrived, x.log = p, r, in, down, rnd, l, time.Now(), p.log
+	x.p, x.role, x.in, x.down, x.ctx, x.arrived, x.log = p, r, in, down, l, time.Now(), p.log
 	x.tried = x.tries[:0]
 	x.body = newBody(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
 	defer x.leave(l)
@@ -166,11 +165,10 @@ func (x *exchange) leave(l *life) {
 		x.unlimit()
 	}
 	p := x.p
-	x.account()
+	l.over = x.account()
 	if !x.bodyless {
 		x.body.release()
 	}
-	p.rnds.Put(x.rnd)
 	x.recycle()
 	l.end(errCauseDone)
 	p.lives.remove(l)
@@ -191,10 +189,10 @@ func (x *exchange) recycle() {
 	if cap(s.held)+cap(s.out)+cap(s.scan.plain) > largePiece {
 		s.held, s.out, s.scan.plain = nil, nil, nil
 	}
-	p, header, out, attempts := x.p, x.header[:0], x.out, x.rec.Attempts[:0]
+	p, rnd, header, out, attempts := x.p, x.rnd, x.header[:0], x.out, x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
 	*x = exchange{}
-	x.header, x.out, x.rec.Attempts = header, out, attempts
+	x.rnd, x.header, x.out, x.rec.Attempts = rnd, header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)
 }
@@ -464,6 +462,7 @@ func (x *exchange) goAfter(v verdict, d choice) {
 
 // choice is what an exchange keeps of a decision: with its lists of whom to ask, each stream's stack would be twice as large.
 type choice struct {
+	at            time.Time     // when it was made, as long as nobody has waited since; zero = look
 	Peer          *routing.Peer // nil: none, Reason says why
 	Score         float64       // seconds
 	Tokens        int           // prompt tokens that it must compute
@@ -485,13 +484,15 @@ func (x *exchange) pick() choice {
 		}
 		return choice{Peer: s.Self(), Reason: routing.ReasonOnly}
 	}
-	d := p.cfg.Policy.Pick(s, &x.req, time.Now(), x.rnd)
+	now := time.Now()
+	d := p.cfg.Policy.Pick(s, &x.req, now, x.rnd)
 	x.askNote, x.ticket, x.limit = askNote{}, 0, 0
 	if p.shadow.on.Load() {
-		return x.shadowPick(s, &d, time.Now())
+		return x.shadowPick(s, &d, now)
 	}
 	if d.Asks > 0 {
 		x.ask(&d)
+		now = time.Time{}
 		if !x.turned {
 			x.limit = time.Duration(d.Limit() * 1e9)
 		}
@@ -499,7 +500,7 @@ func (x *exchange) pick() choice {
 	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
 		return choice{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
 	}
-	return choice{Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
+	return choice{at: now, Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
 }
 
 // home is the last chance of a request that reached nobody: when two could not be connected to, the network may be cut, and
@@ -633,8 +634,8 @@ func (x *exchange) stopped() verdict {
 	return verdictGone
 }
 
-// account ends the request's books.
-func (x *exchange) account() {
+// account ends the request's books and says when it was over.
+func (x *exchange) account() time.Time {
 	m, now := x.p.metrics, x.over
 	if now.IsZero() || x.refused != nil || x.outcome != "" { // more came behind the attempt
 		now = time.Now()
@@ -677,6 +678,7 @@ func (x *exchange) account() {
 			"output_tokens", usage.Completion.Or(x.sift.tokens), "ttft_ms", r.TTFTMS, "duration_ms", r.DurationMS)
 	}
 	x.trace.finish(x, now)
+	return now
 }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

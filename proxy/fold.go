@@ -19,3 +19,28 @@ func sameFold(a, b string) bool {
 	}
 	return true
 }
+
+// nameSet is a fixed set of header names, in lower case, by their length: almost no name shares it with several of them.
+type nameSet [][]string
+
+func newNameSet(names ...string) (s nameSet) {
+	for _, n := range names {
+		for len(s) <= len(n) {
+			s = append(s, nil)
+		}
+		s[len(n)] = append(s[len(n)], n)
+	}
+	return s
+}
+
+func (s nameSet) has(name string) bool {
+	if len(name) >= len(s) {
+		return false
+	}
+	for _, n := range s[len(name)] {
+		if sameFold(n, name) {
+			return true
+		}
+	}
+	return false
+}

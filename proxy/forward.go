@@ -82,7 +82,10 @@ func (x *exchange) endTry(a *attempt, v verdict, o routing.Outcome) verdict {
 
 // begin does the bookkeeping of a new attempt.
 func (x *exchange) begin(d *choice) *attempt {
-	now := time.Now()
+	now := d.at
+	if now.IsZero() {
+		now = time.Now()
+	}
 	m := d.Peer.Member()
 	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.Score, p: x.p}
 	if a.self {
@@ -90,7 +93,7 @@ func (x *exchange) begin(d *choice) *attempt {
 	}
 	a.tokens = max(1, a.tokens) // as the table counts it
 	d.Peer.Sent(a.tokens, now)
-	_, at := d.Peer.Report()
+	at := d.Peer.Heard()
 	pa := PickAttempt{Node: m.Node, Boot: m.Boot, Reason: d.Reason, ScoreMS: d.Score * 1000, AgeMS: -1,
 		Asked: x.askNote.asked, Answered: x.askNote.answered, AskMS: ms(x.askNote.took)}
 	if d.RunnerUp != nil {
@@ -110,11 +113,8 @@ func (x *exchange) begin(d *choice) *attempt {
 	return a
 }
 
-// prefillTime predicts when the replica has worked off this prompt and those before it.
-func (a *attempt) prefillTime(p *Proxy) time.Duration {
-	if a.self {
-		return p.account.prefillTime()
-	}
+// prefillTime predicts when another replica has worked off this prompt and those before it.
+func (a *attempt) prefillTime() time.Duration {
 	r, _ := a.peer.Report()
 	return time.Duration(float64(r.PendingTokens.Or(0)+a.tokens) / max(r.PrefillRate.Or(defaultPrefillRate), 1) * float64(time.Second))
 }
@@ -195,7 +195,7 @@ func (x *exchange) upstream(a *attempt) upstream {
 var outgoings = sync.Pool{New: func() any { return new(Outgoing) }}
 
 // outgoing makes the request as the replica gets it.
-func (x *exchange) outgoing(a *attempt) *Outgoing {
+func (x *exchange) outgoing(a *attempt, now time.Time) *Outgoing {
 	p := x.p
 	if x.out == nil {
 		x.out = outgoings.Get().(*Outgoing)
@@ -212,7 +212,7 @@ func (x *exchange) outgoing(a *attempt) *Outgoing {
 		x.moveFields(&h, a.peer)
 	}
 	x.trace.inject(&h)
-	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade}
+	*o = Outgoing{Method: x.in.Method, Target: x.in.Target, Host: x.in.Host, Header: h, HTTP2: x.grpc, Upgrade: x.in.Upgrade, Now: now}
 	b := x.body
 	switch {
 	case x.cont != nil && x.cont.body != nil:
@@ -245,7 +245,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 	defer x.sent(a)
 	if !x.peek.Stream && !a.self {
 		// Its first byte is its last, so the prompt leaves the pending count when it should be done.
-		w.predict(a, a.prefillTime(x.p), now)
+		w.predict(a, a.prefillTime(), now)
 	}
 
 	if a.self {
@@ -253,13 +253,12 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 			return v, o
 		}
 	}
-	a.flight.cutBy(ctx, w)
 	up := x.upstream(a)
 	if x.held { // it waited
 		now = time.Now()
 	}
 	sent := now
-	out := x.outgoing(a)
+	out := x.outgoing(a, now)
 	if !a.self {
 		out.Interim = x.onInterim(a, w)
 	}
@@ -269,7 +268,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 		x.p.metrics.replays.Add(1)
 		x.p.metrics.retries.add(retryReused)
 		up.dropIdle()
-		ans, err = up.Send(ctx, x.outgoing(a))
+		ans, err = up.Send(ctx, x.outgoing(a, time.Now()))
 		if se, ok := errors.AsType[*SendError](err); ok && se.Stage == StageDial {
 			// Nobody listens any more: it was not the idle limit but the server's end, with our request in it or not.
 			se.Stage = StageNoReply

@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"io"
+	"time"
 )
 
 const methodHead = "HEAD" // its answers have no body
@@ -86,6 +87,7 @@ type RequestHead struct {
 
 // ResponseHead is an answer, apart from its body.
 type ResponseHead struct {
+	Now     time.Time // the clock, if it was just looked at; zero = it was not
 	Status  int
 	Header  Header
 	Length  int64    // bytes of the body; -1 not told
@@ -117,6 +119,7 @@ type Outgoing struct {
 	Length               int64                // bytes of Body; -1 not known
 	HTTP2                bool                 // send it by HTTP/2 (gRPC)
 	Upgrade              string               // ask for this protocol; "" = none
+	Now                  time.Time            // the clock; zero = it must be looked at
 	Interim              func(Header)         // gets interim answers (1xx) but 100 and 101; nil = they are left
 }
 

@@ -71,8 +71,9 @@ func (x *exchange) enter(ctx context.Context, a *attempt, w *watch, now time.Tim
 		if x.trace.waited(x, now, a.tokens, p != nil); p == nil {
 			return v, o, false
 		}
+		now = time.Now()
 	}
-	x.start(a, p, time.Now())
+	x.start(a, p, now)
 	x.p.step(stepStarted)
 	return 0, 0, true
 }
@@ -145,13 +146,13 @@ func (x *exchange) start(a *attempt, p *pass, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.flight = &a.room
-	x.p.account.start(a.flight, a.tokens, now)
+	prefill := x.p.account.start(a.flight, a.tokens, &a.life, x.watch, now)
 	a.flight.pass = p
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
 		d.Touch(x.req.Prefix)
 	}
 	if !x.peek.Stream {
-		x.watch.predict(a, x.p.account.prefillTime(), now)
+		x.watch.predict(a, prefill, now)
 	}
 }
 

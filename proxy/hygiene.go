@@ -21,36 +21,25 @@ const (
 
 // routingHeaders are names by which other gateways let a header choose the upstream. From a client they are never
 // passed on: an engine's own router behind us might follow them.
-var routingHeaders = [...]string{
-	"x-prefiller-url", "x-prefiller-host-port", "x-kv-cache-source-host-port", "x-gateway-destination-endpoint",
-	"x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served", "x-provider-endpoint",
-	"x-original-dst-host", "x-envoy-original-dst-host", "x-smg-target-worker", "target-pod", "x-target-pod",
-	"x-worker-url", "x-route-to", "x-backend-url", "x-data-parallel-host-port",
-}
+var routingHeaders = newNameSet("x-prefiller-url", "x-prefiller-host-port", "x-kv-cache-source-host-port",
+	"x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-gateway-destination-endpoint-served",
+	"x-provider-endpoint", "x-original-dst-host", "x-envoy-original-dst-host", "x-smg-target-worker", "target-pod",
+	"x-target-pod", "x-worker-url", "x-route-to", "x-backend-url", "x-data-parallel-host-port")
 
 // hopByHop are the fields that concern one connection only (RFC 9110, section 7.6.1), and those that a proxy answers
 // for itself. Expect is among them because the body is here before the request goes on.
-var hopByHop = [...]string{
-	"connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer",
-	"transfer-encoding", "upgrade", "http2-settings", "expect", "content-length", "host",
-}
+var hopByHop = newNameSet("connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te",
+	"trailer", "transfer-encoding", "upgrade", "http2-settings", "expect", "content-length", "host")
 
-func isHopByHop(name string) bool {
-	for _, h := range hopByHop {
-		if equalFold(h, name) {
-			return true
-		}
-	}
-	return false
-}
+func isHopByHop(name string) bool { return hopByHop.has(name) }
 
 // hasPrefixFold reports whether s begins with prefix, without regard to case.
 func hasPrefixFold(s, prefix string) bool {
 	return len(s) >= len(prefix) && equalFold(s[:len(prefix)], prefix)
 }
 
-// stripHopByHop removes what must not go further: the fixed list and whatever Connection names.
-func stripHopByHop(h *Header) {
+// stripHopByHop removes what must not go further: the fixed list and whatever Connection names; and what also says.
+func stripHopByHop(h *Header, also func(name string) bool) {
 	var list [4]string
 	named := list[:0]
 	for _, f := range *h {
@@ -63,7 +52,7 @@ func stripHopByHop(h *Header) {
 		}
 	}
 	h.DelFunc(func(name string) bool {
-		if isHopByHop(name) {
+		if isHopByHop(name) || also(name) {
 			return true
 		}
 		for _, n := range named {
@@ -95,10 +84,11 @@ func wantsTrailers(h Header) bool {
 func cleanRequest(h Header, in *RequestHead, trusted bool) Header {
 	h = append(slices.Grow(h[:0], len(in.Header)+6), in.Header...)
 	trailers := wantsTrailers(h)
-	stripHopByHop(&h)
-	if !trusted {
-		h.DelFunc(foreign)
+	also := foreign
+	if trusted {
+		also = nothing
 	}
+	stripHopByHop(&h, also)
 	if trailers {
 		h.Add("te", "trailers")
 	}
@@ -111,13 +101,10 @@ func foreign(name string) bool {
 		return !equalFold(name, headerPriority) && !equalFold(name, headerTenant) &&
 			!equalFold(name, headerSession)
 	}
-	for _, r := range routingHeaders {
-		if equalFold(r, name) {
-			return true
-		}
-	}
-	return false
+	return routingHeaders.has(name)
 }
+
+func nothing(string) bool { return false }
 
 // forwarded adds the client's address and what it asked for, by one rule for every path: the entry agent appends to
 // X-Forwarded-For and fills X-Forwarded-Host and -Proto where they are absent; the target passes them on as they are,
@@ -151,12 +138,8 @@ func forwarded(h *Header, in *RequestHead) {
 
 // cleanResponse makes an answer's fields fit for the client. fromAgent keeps the reason that an agent gave.
 func cleanResponse(h *Header, fromAgent bool) {
-	stripHopByHop(h)
-	h.DelFunc(func(name string) bool {
-		if !hasPrefixFold(name, headerPrefix) {
-			return false
-		}
-		return !(fromAgent && equalFold(name, headerReason))
+	stripHopByHop(h, func(name string) bool {
+		return hasPrefixFold(name, headerPrefix) && !(fromAgent && equalFold(name, headerReason))
 	})
 }
 

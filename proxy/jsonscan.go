@@ -167,11 +167,10 @@ func (s *jsonScan) feed(b []byte) {
 			i++
 			continue
 		}
-		if c == ' ' || c == '\n' || c == '\r' || c == '\t' {
-			i++
+		i++
+		if c <= ' ' && (c == ' ' || c == '\n' || c == '\r' || c == '\t') {
 			continue
 		}
-		i++
 		switch s.state {
 		case jsonValueOrEnd:
 			if c == ']' {
@@ -179,12 +178,14 @@ func (s *jsonScan) feed(b []byte) {
 				continue
 			}
 			s.begin(c)
+			i += s.shortValue(b[i:])
 		case jsonValue:
 			s.begin(c)
+			i += s.shortValue(b[i:])
 		case jsonKeyOrEnd, jsonKey:
 			switch {
 			case c == '"':
-				s.isKey, s.keyLen, s.state = true, 0, jsonString
+				i += s.beginKey(b[i:])
 			case c == '}' && s.state == jsonKeyOrEnd:
 				s.leave()
 			default:
@@ -261,6 +262,56 @@ func (s *jsonScan) begin(c byte) {
 		}
 		s.emit1(c)
 	}
+}
+
+// shortRun is how long a string may be to be looked through byte by byte: most keys and values are shorter, and two searches
+// cost more than that.
+const shortRun = 24
+
+// shortString is the length of the string that b begins in, if it is a short one without an escape that ends in b; else -1.
+func shortString(b []byte) int {
+	for i, c := range b[:min(len(b), shortRun)] {
+		switch c {
+		case '"':
+			return i
+		case '\\':
+			return -1
+		}
+	}
+	return -1
+}
+
+// beginKey is behind the first quote of a key. A short one is taken at once, with its colon; it returns how many bytes that were.
+func (s *jsonScan) beginKey(b []byte) int {
+	n := shortString(b)
+	if n < 0 {
+		s.isKey, s.keyLen, s.state = true, 0, jsonString
+		return 0
+	}
+	s.keyLen = copy(s.key[:], b[:n])
+	n++
+	if n < len(b) && b[n] == ':' {
+		s.state = jsonValue
+		return n + 1
+	}
+	s.state = jsonColon
+	return n
+}
+
+// shortValue takes the rest of a value that begin has begun, if that is a short string, and returns how many bytes it took.
+func (s *jsonScan) shortValue(b []byte) int {
+	if s.state != jsonString {
+		return 0
+	}
+	n := shortString(b)
+	if n < 0 {
+		return 0
+	}
+	if n > 0 && s.act != jsonSkip {
+		s.emit(b[:n])
+	}
+	s.finished()
+	return n + 1
 }
 
 // leave closes the innermost entered container.

@@ -46,9 +46,10 @@ type lessons struct {
 type lesson struct {
 	answers       uint64
 	bytes, tokens float64
-	parts, inside float64 // media parts, and the tokens that were inside of them
-	outputs       [lessonSlots]float64
+	parts, inside float64              // media parts, and the tokens that were inside of them
+	outputs       [lessonSlots]float64 // in units of unit
 	count         float64
+	unit          float64 // what an answer counts, so that the old ones fade without being touched
 }
 
 // note takes the usage of an answer that came whole, and returns what is known about the model's prompts now;
@@ -87,11 +88,15 @@ func (l *lessons) note(model string, k *Peek, u *replyUsage) (bytesPerToken rout
 		}
 	}
 	if n := u.Completion; n.OK && n.V > 0 && k.N <= 1 {
-		for i := range m.outputs {
-			m.outputs[i] *= fade
+		if m.unit > 1e9 || m.unit == 0 {
+			for i := range m.outputs {
+				m.outputs[i] /= max(m.unit, 1)
+			}
+			m.count, m.unit = m.count/max(m.unit, 1), 1
 		}
-		m.count = m.count*fade + 1
-		m.outputs[outputSlot(n.V)]++
+		m.unit /= fade
+		m.count += m.unit
+		m.outputs[outputSlot(n.V)] += m.unit
 	}
 	bytesPerToken = m.perToken()
 	return bytesPerToken, bytesPerToken.OK && !knew
@@ -126,7 +131,7 @@ func (m *lesson) quantile(q float64) routing.Opt[int] {
 	}
 	sum := 0.0
 	for i, n := range m.outputs {
-		if sum += n; sum >= q*m.count-1e-9 {
+		if sum += n; sum >= (q-1e-11)*m.count {
 			return routing.Some(int(math.Round(math.Exp2(float64(i) / 2))))
 		}
 	}

@@ -14,6 +14,7 @@ import (
 type life struct {
 	mu    sync.Mutex
 	cause error         // why it is over; nil = it is not
+	over  time.Time     // when an exchange was; its goroutine's
 	done  chan struct{} // made when somebody asks
 	child *life         // the attempt under way
 	conn  io.Closer     // the connection under way, closed at the end

@@ -91,6 +91,15 @@ var inferencePaths = map[string]routing.Service{
 	"/infer":                    routing.ServeOther,
 }
 
+// inferenceClasses are the classes of inferencePaths; their routes outlive the request's head.
+var inferenceClasses = func() map[string]pathClass {
+	m := make(map[string]pathClass, len(inferencePaths))
+	for path, s := range inferencePaths {
+		m[path] = pathClass{Kind: pathInference, Service: s, Route: path, Ungated: !gated(s)}
+	}
+	return m
+}()
+
 // Collections whose members live on one replica. The first segment behind /v1/ decides.
 var statefulPrefixes = []string{"responses", "files", "batches", "conversations", "uploads", "vector_stores", "fine_tuning",
 	"chat/completions", "threads", "assistants", "containers", "videos"}
@@ -166,6 +175,9 @@ func (a allowedPaths) allow(path string) bool {
 // slashes, dot segments), since an engine may clean it: neither may an administrative path hide behind a
 // spelling, nor a client's doubled slash fail here where the engine would take it.
 func classify(method, path string) pathClass {
+	if c, ok := inferenceClasses[path]; ok && method == "POST" {
+		return c // the usual ones are clean, and no administrative path is among them
+	}
 	clean := cleanPath(path)
 	if admin(path) || admin(clean) {
 		return pathClass{Kind: pathAdmin, Route: "admin", Ungated: true}
@@ -176,8 +188,8 @@ func classify(method, path string) pathClass {
 	if id, ok := strings.CutPrefix(path, "/v1/models/"); ok && id != "" && (method == "GET" || method == "HEAD") {
 		return pathClass{Kind: pathModels, Route: "/v1/models/{id}", Object: unescape(id)}
 	}
-	if s, ok := inferencePaths[clean]; ok && !(method == "GET" && clean == "/v1/chat/completions") {
-		return pathClass{Kind: pathInference, Service: s, Route: clean, Ungated: !gated(s)}
+	if c, ok := inferenceClasses[clean]; ok && !(method == "GET" && clean == "/v1/chat/completions") {
+		return c
 	}
 	rest, v1 := strings.CutPrefix(clean, "/v1/")
 	if v1 {

@@ -48,6 +48,10 @@ func TestClassify(t *testing.T) {
 	} {
 		assert.Equal(t, c.want, classify(c.method, c.path), "%s %s", c.method, c.path)
 	}
+	for p := range inferencePaths {
+		assert.Equal(t, p, cleanPath(p))
+		assert.False(t, admin(p), p)
+	}
 }
 
 // No spelling that an engine might clean reaches an administrative path.

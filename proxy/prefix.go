@@ -31,6 +31,7 @@ const (
 type PrefixSalt struct {
 	chain [32]byte
 	lanes [4]uint64
+	empty uint64       // the hash of a stream without a byte
 	block atomic.Int64 // bytes of a block, if not blockBytes
 }
 
@@ -61,6 +62,9 @@ func NewPrefixSalt(key []byte) *PrefixSalt {
 	for i := range s.lanes {
 		s.lanes[i] = binary.LittleEndian.Uint64(b[32+8*i:]) | 1
 	}
+	h := blockHash{salt: s}
+	h.reset()
+	s.empty = h.finish()
 	return s
 }
 

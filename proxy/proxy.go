@@ -204,7 +204,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	var streams atomic.Uint64
 	p.rnds.New = func() any { return rand.New(rand.NewPCG(cfg.Seed, streams.Add(1))) }
-	p.exchanges.New = func() any { return new(exchange) }
+	p.exchanges.New = func() any { return &exchange{rnd: p.rnds.Get().(*rand.Rand)} }
 	p.watches.New = func() any { return &watch{base: time.Now()} }
 	return p, nil
 }

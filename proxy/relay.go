@@ -184,7 +184,13 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 	if s := &x.sift; (s.scan.scanAll(p)|s.scan.finish())&eventAbort != 0 {
 		return verdictError, routing.OutcomeCancelled
 	}
-	x.firstContent(a, w, false)
+	if b, ok := ans.Body.(*wireBody); ok {
+		ans.Head.Now = b.now()
+	} else {
+		ans.Head.Now = time.Now()
+	}
+	x.content, x.begun = true, true
+	a.end(routing.OutcomeOK, ans.Head.Now) // the replica is done with it, however long the client takes
 	if !x.sendHead(&ans.Head, false) {
 		return x.stopped(), routing.OutcomeCancelled
 	}
@@ -207,7 +213,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.T
 			return nil, false, true // what is out stays short of the length, or of its end
 		}
 		if !x.content {
-			x.firstContent(a, w, false)
+			x.firstContent(a, w, false, now)
 		}
 		return p, true, false
 	case x.role == roleTarget:
@@ -216,7 +222,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.T
 		pass, ev, stop = s.push(p, x.content)
 	}
 	if ev&eventContent != 0 && !x.begun && (!stop || s.tokens > 0) {
-		x.firstContent(a, w, true)
+		x.firstContent(a, w, true, now)
 	}
 	if n := s.scan.tokens - before; n > 0 && a.flight != nil {
 		a.flight.content(n, now)
@@ -225,8 +231,7 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.T
 }
 
 // firstContent notes that the answer has begun: from now on it cannot be replayed, and silence has the shorter limit.
-func (x *exchange) firstContent(a *attempt, w *watch, token bool) {
-	now := time.Now()
+func (x *exchange) firstContent(a *attempt, w *watch, token bool, now time.Time) {
 	x.content, x.begun = true, true
 	if !x.mayGoOn && !x.bodyless {
 		x.bodyless = true

@@ -90,8 +90,9 @@ const doneMarker = "[DONE]"
 // start makes r ready for a reply.
 func (r *replyScan) start(f replyFormat) {
 	r.scan.rest()
-	*r = replyScan{format: f, replyDoc: replyDoc{plain: r.plain[:0], keepText: r.keepText, wantID: r.wantID}}
-	r.scan.v = &r.replyDoc
+	plain, most, id := r.plain[:0], r.keepText, r.wantID
+	*r = replyScan{} // in place, where a literal would be made aside and copied
+	r.format, r.plain, r.keepText, r.wantID, r.scan.v = f, plain, most, id, &r.replyDoc
 	if f == formatJSON || f == formatLines {
 		r.line = lineData
 	}

@@ -42,16 +42,20 @@ type endable interface{ end(cause error) }
 // start makes a watch at rest wait; limit 0 = for ever.
 func (w *watch) start(what endable, limit time.Duration, cause error, now time.Time) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.cancel = what
-	w.mu.Unlock()
 	w.paused.Store(false)
-	w.set(limit, cause, now)
+	w.setLocked(limit, cause, now)
 }
 
 // set changes the limit and counts as progress.
 func (w *watch) set(limit time.Duration, cause error, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.setLocked(limit, cause, at)
+}
+
+func (w *watch) setLocked(limit time.Duration, cause error, at time.Time) {
 	now := at.Sub(w.base)
 	w.limit, w.cause = limit, cause
 	w.last.Store(int64(now))

@@ -36,6 +36,7 @@ type wireServerConn struct {
 	s      *Server
 	nc     net.Conn
 	due    time.Time // the deadline of reads, if it is that of the next request
+	over   time.Time // when the last request was; zero = look
 	remote string    // its address
 	peer   uint64    // boot id that its certificate proves
 	raw    net.Conn  // what was accepted; closing it ends nc
@@ -78,6 +79,9 @@ func (c *wireServerConn) serve() {
 		c.peer = c.s.p.provenBoot(c.nc)
 	}
 	c.watched = c.s.p.ends.watch(c.nc, c)
+	c.over = time.Now()
+	c.since.Store(c.over.UnixNano())
+	c.setIdle(true)
 	c.live(fateNext)
 }
 
@@ -95,7 +99,6 @@ func (c *wireServerConn) live(f fate) {
 	for {
 		switch f {
 		case fateNext:
-			c.since.Store(time.Now().UnixNano())
 			c.serving.Store(false)
 			f = c.one()
 			continue
@@ -150,6 +153,7 @@ func (c *wireServerConn) request(n int, err error) fate {
 	c.s.p.ends.request()
 	switch {
 	case err != nil:
+		c.setIdle(false)
 		c.refuse(err)
 		return fateOver
 	case n == 0 || c.s.forStd(c.req.Target):
@@ -157,6 +161,7 @@ func (c *wireServerConn) request(n int, err error) fate {
 			c.s.p.ends.forget(c.nc, c)
 			c.watched = false
 		}
+		c.setIdle(false)
 		_ = c.nc.SetDeadline(time.Time{})
 		c.s.handOff(c.nc, (*c.buf)[c.r:c.w])
 		c.nc = nil
@@ -187,34 +192,30 @@ func (c *wireServerConn) request(n int, err error) fate {
 // answered ends a request.
 func (c *wireServerConn) answered(l *life) fate {
 	d := &c.down
-	c.finish()
-	l.end(errCauseDone)
-	c.dropHead()
-	if d.tunnelled {
-		c.nc = nil
-		return fateOver
+	f := fateNext // also while the server shuts down: the client was not told that this was the last
+	if d.tunnelled || d.aborted || d.err != nil || !d.finished || !c.body.done || d.close {
+		f = fateOver
 	}
+	c.over = l.over
+	c.since.Store(c.over.UnixNano()) // before finish: Shutdown may look then
+	c.finish(f == fateNext)
+	c.dropHead()
 	switch {
+	case d.tunnelled:
+		c.nc = nil
 	case d.aborted || d.err != nil || !d.finished:
-		return fateOver
 	case !c.body.done:
 		// An answer before the end of the body, an error mostly. What is on its way must be taken in, or the client's
 		// stack throws the answer away with the reset.
 		c.linger()
-		return fateOver
-	case d.close:
-		if c.w > c.r {
-			c.linger()
-		}
-		return fateOver
+	case d.close && c.w > c.r:
+		c.linger()
 	}
-	return fateNext // also while the server shuts down: the client was not told that this was the last
+	return f
 }
 
 // readHead reads until a request's head is whole and returns its size; 0 means that HTTP/2 begins.
 func (c *wireServerConn) readHead() (int, error) {
-	c.setIdle(true)
-	defer c.setIdle(false)
 	deadline := idleTimeout
 	switch {
 	case c.w > c.r:
@@ -249,7 +250,7 @@ func (c *wireServerConn) readHead() (int, error) {
 	}
 }
 
-// setIdle says whether the connection is between requests.
+// setIdle says whether the connection is between requests: not until its first byte, and again with the end of each.
 func (c *wireServerConn) setIdle(on bool) {
 	c.mu.Lock()
 	c.idle = on
@@ -268,7 +269,10 @@ func (c *wireServerConn) hurry() {
 // readBy sets the deadline of reads. One for the next request is renewed now and then only: a client that sends one
 // after another would pay for two timers with each.
 func (c *wireServerConn) readBy(limit time.Duration) {
-	now := time.Now()
+	now := c.over
+	if c.over = (time.Time{}); now.IsZero() {
+		now = time.Now()
+	}
 	if limit == idleTimeout && c.due.Sub(now) > idleTimeout*7/8 {
 		return
 	}
@@ -316,9 +320,8 @@ func (c *wireServerConn) keepHead(n int) {
 	at := func(b []byte) string { return unsafeString(moved(own, *c.buf, start, b)) }
 	q := c.req
 	h := slices.Grow(c.head.fields[:0], len(q.Fields)+1)
-	for _, f := range q.Fields {
-		switch h1.Lookup(f.Name) {
-		case h1.Host, h1.ContentLength, h1.TransferEncoding:
+	for i, f := range q.Fields {
+		if q.Framed.Has(i) {
 			continue
 		}
 		h = append(h, Field{at(f.Name), at(f.Value)})
@@ -366,6 +369,7 @@ func (c *wireServerConn) refuse(err error) {
 // begin makes a hang-up of the client end the exchange.
 func (c *wireServerConn) begin(l *life) {
 	c.mu.Lock()
+	c.idle = false
 	c.life = l
 	ended := c.ended
 	c.mu.Unlock()
@@ -400,10 +404,10 @@ func (c *wireServerConn) listen() {
 	}()
 }
 
-// finish undoes begin.
-func (c *wireServerConn) finish() {
+// finish undoes begin; idle means that another request may come.
+func (c *wireServerConn) finish(idle bool) {
 	c.mu.Lock()
-	c.life = nil
+	c.life, c.idle = nil, idle
 	c.mu.Unlock()
 	if c.ahead != nil {
 		_ = c.nc.SetReadDeadline(time.Unix(1, 0))

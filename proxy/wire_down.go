@@ -68,7 +68,9 @@ func (d *wireDown) Head(h *ResponseHead, flush bool) error {
 		b = append(b, "Connection: keep-alive\r\n"...)
 	}
 	if !h.Header.Has("date") {
-		d.now = time.Now()
+		if d.now = h.Now; d.now.IsZero() {
+			d.now = time.Now()
+		}
 		b = appendDate(b, d.now)
 	}
 	d.out = append(b, '\r', '\n')
@@ -232,7 +234,7 @@ func (d *wireDown) Tunnel(h *ResponseHead) (io.ReadWriteCloser, error) {
 		c.s.p.ends.forget(c.nc, c)
 		c.watched = false
 	}
-	c.finish()
+	c.finish(false)
 	_ = c.nc.SetDeadline(time.Time{})
 	if _, err := c.nc.Write(b); err != nil {
 		return nil, err

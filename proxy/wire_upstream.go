@@ -53,6 +53,7 @@ type wireConn struct {
 	headBuf
 	resp  *h1.Response // the head that is being read
 	reply *wireReply   // of the exchange under way, until its head is whole
+	came  time.Time    // when that was
 	vec   net.Buffers
 }
 
@@ -71,8 +72,7 @@ const writeAside = 256 << 10
 
 // get returns an idle connection, or a new one. The newest is taken, so that a pool larger than the load shrinks. That an
 // idle one is still good shows when it is written to.
-func (u *wireUpstream) get(ctx context.Context) (*wireConn, error) {
-	now := time.Now()
+func (u *wireUpstream) get(ctx context.Context, now time.Time) (*wireConn, error) {
 	for {
 		u.mu.Lock()
 		n := len(u.spare)
@@ -113,8 +113,8 @@ func (u *wireUpstream) connect(ctx context.Context) (net.Conn, error) {
 }
 
 // put keeps a connection whose answer ended cleanly.
-func (u *wireUpstream) put(c *wireConn) {
-	c.used, c.since = true, time.Now()
+func (u *wireUpstream) put(c *wireConn, now time.Time) {
+	c.used, c.since = true, now
 	u.mu.Lock()
 	u.spare = append(u.spare, c)
 	u.mu.Unlock()
@@ -156,14 +156,18 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 		hold  holder
 		aside <-chan struct{}
 		err   error
+		now   = r.Now
 	)
+	if now.IsZero() {
+		now = time.Now()
+	}
 	fail := func(stage Stage, err error) (*Answer, error) {
 		hold.release()
 		_ = c.nc.Close()
 		return nil, &SendError{Stage: stage, Reused: c.used, Err: err}
 	}
 	for {
-		if c, err = u.get(ctx); err != nil {
+		if c, err = u.get(ctx, now); err != nil {
 			closeBody(r)
 			return nil, &SendError{Stage: StageDial, Err: err}
 		}
@@ -201,7 +205,7 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 	// The body is a value of its own, not a part of the connection: at its end the connection goes back and may serve
 	// another exchange at once, while this one still asks for the end, the trailer and Close.
 	b := &a.body
-	*b = wireBody{c: c, reply: a, hold: hold, aside: aside, frame: c.resp.Framing, left: c.resp.Length, last: c.resp.Close}
+	*b = wireBody{c: c, reply: a, hold: hold, aside: aside, frame: c.resp.Framing, left: c.resp.Length, last: c.resp.Close, came: c.came}
 	b.done = c.resp.Framing == h1.Framing{}
 	a.Body = b
 	responses.Put(c.resp)
@@ -377,6 +381,7 @@ func (c *wireConn) readHead(method string, interim func(Header)) error {
 			}
 			if n > 0 {
 				if c.resp.Status >= 200 || c.resp.Status == 101 {
+					c.came = time.Now()
 					c.keepHead(n)
 					return nil
 				}
@@ -470,7 +475,7 @@ func moved(own, buf []byte, start int, b []byte) []byte {
 func (c *wireConn) answer(a *wireReply) {
 	h := slices.Grow(a.head.fields[:0], len(c.resp.Fields)+4)
 	for i, f := range c.resp.Fields {
-		if k := h1.Lookup(f.Name); k == h1.ContentLength || k == h1.Trailer || c.resp.IsHop(i) {
+		if c.resp.Framed.Has(i) || c.resp.IsHop(i) {
 			continue
 		}
 		h = append(h, Field{unsafeString(f.Name), unsafeString(f.Value)})
@@ -508,6 +513,15 @@ type wireBody struct {
 	last   bool // no other answer follows on the connection
 	done   bool // the end has been read
 	closed bool
+	came   time.Time // the head, if all that was read has come with it; zero = look
+}
+
+// now is the clock as it was when the newest bytes came.
+func (b *wireBody) now() time.Time {
+	if b.came.IsZero() {
+		return time.Now()
+	}
+	return b.came
 }
 
 // Read returns what one read from the connection brings. A chunked body's framing is taken out in place.
@@ -555,6 +569,7 @@ func (b *wireBody) lend(pool *sync.Pool) (p *[]byte, n int, err error) {
 		n, err = b.Read(*p)
 		return p, n, err
 	}
+	b.came = time.Time{}
 	for {
 		most := -1
 		if b.frame.Length >= 0 {
@@ -604,6 +619,7 @@ func (b *wireBody) raw(p []byte) (int, error) {
 	if c.buf != nil {
 		return c.take(p), nil
 	}
+	b.came = time.Time{}
 	return c.nc.Read(p)
 }
 
@@ -655,7 +671,7 @@ func (b *wireBody) end() {
 		_ = c.nc.Close()
 		return
 	}
-	c.up.put(c)
+	c.up.put(c, b.now())
 }
 
 // Close ends the exchange; before the end of the answer it ends the connection too.

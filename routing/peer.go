@@ -77,6 +77,14 @@ func (p *Peer) Report() (Report, time.Time) {
 	return v.report, v.received
 }
 
+// Heard returns when the newest record came; zero before the first.
+func (p *Peer) Heard() time.Time {
+	if v := p.view.Load(); v != nil {
+		return v.received
+	}
+	return time.Time{}
+}
+
 // Age returns how old the newest record's numbers are at now, by our own clock and the age that the record came with;
 // unknown before the first record.
 func (p *Peer) Age(now time.Time) Opt[time.Duration] {

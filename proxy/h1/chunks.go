@@ -50,7 +50,7 @@ func (c *Chunks) Trailer() []Field {
 		return nil
 	}
 	h := head{length: -1}
-	if h.parse(append(c.lines, '\r', '\n')) != nil {
+	if _, err := h.parse(append(c.lines, '\r', '\n')); err != nil {
 		return nil // a length that is none: it frames nothing here
 	}
 	return h.fields

@@ -1,6 +1,9 @@
 package h1
 
-import "bytes"
+import (
+	"bytes"
+	"encoding/binary"
+)
 
 // Limits of a message head. nginx allows 4 buffers of 8 KB, Node 16 KB in all,
 // net/http 1 MB; 64 KB holds the longest trace and cookie headers seen.
@@ -90,11 +93,21 @@ type Request struct {
 	Continue bool
 	// Hop holds the indexes in Fields of hop-by-hop fields (RFC 9110 7.6.1):
 	// bit i for Fields[i].
-	Hop [MaxFields / 64]uint64
+	Hop fieldSet
+	// Framed holds those that frame or address the message: Host, Content-Length, Transfer-Encoding and Trailer.
+	Framed fieldSet
 }
 
+// fieldSet is a set of fields by their index.
+type fieldSet [MaxFields / 64]uint64
+
+func (s *fieldSet) add(i int) { s[i>>6] |= 1 << (i & 63) }
+
+// Has reports whether Fields[i] is in the set.
+func (s *fieldSet) Has(i int) bool { return s[i>>6]&(1<<(i&63)) != 0 }
+
 // IsHop reports whether Fields[i] is for this connection only.
-func (r *Request) IsHop(i int) bool { return r.Hop[i>>6]&(1<<(i&63)) != 0 }
+func (r *Request) IsHop(i int) bool { return r.Hop.Has(i) }
 
 // Response is an answer's head, parsed in place.
 type Response struct {
@@ -106,16 +119,18 @@ type Response struct {
 	Close       bool
 	Upgrade     []byte
 	ContentType []byte
-	Hop         [MaxFields / 64]uint64
+	Hop         fieldSet
+	Framed      fieldSet // as a request's
 }
 
 // IsHop reports whether Fields[i] is for this connection only.
-func (r *Response) IsHop(i int) bool { return r.Hop[i>>6]&(1<<(i&63)) != 0 }
+func (r *Response) IsHop(i int) bool { return r.Hop.Has(i) }
 
 // head is what requests and answers have in common while they are parsed.
 type head struct {
 	fields     []Field
-	hop        [MaxFields / 64]uint64
+	hop        fieldSet
+	framed     fieldSet
 	length     int64 // -1 none
 	chunked    bool
 	coding     bool // any Transfer-Encoding seen
@@ -143,27 +158,40 @@ func ParseRequest(buf []byte, req *Request) (int, error) {
 	if start < len(buf) && buf[start] == '\n' {
 		return 0, errBareLF
 	}
-	end, err := headEnd(buf[start:])
-	if end == 0 || err != nil {
-		return 0, err
+	n, err := req.parse(buf[start:min(len(buf), start+usualHead)])
+	if err != nil { // not whole, or not valid: its end tells
+		var end int
+		if end, err = headEnd(buf[start:]); end == 0 || err != nil {
+			return 0, err
+		}
+		if n, err = req.parse(buf[start : start+end]); err != nil {
+			return 0, err
+		}
 	}
-	b := buf[start : start+end]
+	return start + n, nil
+}
+
+// usualHead is up to how many bytes are parsed without looking for the head's end before: mostly it is there, and a sender of
+// single bytes must not have it all parsed again and again.
+const usualHead = 4 << 10
+
+func (r *Request) parse(b []byte) (int, error) {
 	line, rest := cutLine(b)
-	if err := req.parseLine(line); err != nil {
+	if err := r.parseLine(line); err != nil {
 		return 0, err
 	}
-	h := head{fields: req.Fields[:0], length: -1}
-	err = h.parse(rest)
-	req.Fields, req.Hop = h.fields, h.hop
+	h := head{fields: r.Fields[:0], length: -1}
+	rest, err := h.parse(rest)
+	r.Fields, r.Hop, r.Framed = h.fields, h.hop, h.framed
 	if err != nil {
 		return 0, err
 	}
-	if h.hosts > 1 || req.Minor == 1 && h.hosts == 0 || h.hosts == 1 && !validHost(h.host) {
+	if h.hosts > 1 || r.Minor == 1 && h.hosts == 0 || h.hosts == 1 && !validHost(h.host) {
 		return 0, errHost
 	}
 	if h.coding {
 		switch {
-		case req.Minor == 0:
+		case r.Minor == 0:
 			return 0, errCodingVersion
 		case h.length >= 0:
 			return 0, errBothLengths
@@ -171,60 +199,70 @@ func ParseRequest(buf []byte, req *Request) (int, error) {
 			return 0, errCoding
 		}
 	}
-	req.Framing = Framing{Length: max(h.length, 0)}
+	r.Framing = Framing{Length: max(h.length, 0)}
 	if h.chunked {
-		req.Framing = Framing{Length: -1, Chunked: true}
+		r.Framing = Framing{Length: -1, Chunked: true}
 	}
-	req.HostValue = h.host
-	req.Close = h.close || req.Minor == 0 && !h.keepAlive
-	req.Upgrade = nil
+	r.HostValue = h.host
+	r.Close = h.close || r.Minor == 0 && !h.keepAlive
+	r.Upgrade = nil
 	if h.connUpg {
-		req.Upgrade = h.upgrade
+		r.Upgrade = h.upgrade
 	}
-	req.Continue = h.expect && req.Minor == 1
-	return start + end, nil
+	r.Continue = h.expect && r.Minor == 1
+	return len(b) - len(rest), nil
 }
 
 // ParseResponse reads the head of an answer to a request with the given
 // method. It returns the bytes the head takes, or 0 when more are needed.
 // Malformed answers give an *Error with status 502.
 func ParseResponse(buf []byte, resp *Response, method []byte) (int, error) {
-	end, err := headEnd(buf)
-	if end == 0 || err != nil {
-		return 0, answerError(err)
+	n, err := resp.parse(buf[:min(len(buf), usualHead)], method)
+	if err != nil { // as of a request
+		var end int
+		if end, err = headEnd(buf); end == 0 || err != nil {
+			return 0, answerError(err)
+		}
+		if n, err = resp.parse(buf[:end], method); err != nil {
+			return 0, err
+		}
 	}
-	line, rest := cutLine(buf[:end])
-	if err := resp.parseLine(line); err != nil {
+	return n, nil
+}
+
+func (r *Response) parse(b, method []byte) (int, error) {
+	line, rest := cutLine(b)
+	if err := r.parseLine(line); err != nil {
 		return 0, err
 	}
-	h := head{fields: resp.Fields[:0], length: -1}
-	err = h.parse(rest)
-	resp.Fields, resp.Hop = h.fields, h.hop
+	h := head{fields: r.Fields[:0], length: -1}
+	rest, err := h.parse(rest)
+	r.Fields, r.Hop, r.Framed = h.fields, h.hop, h.framed
 	if err != nil {
 		return 0, answerError(err)
 	}
 	if h.coding && (h.length >= 0 || !h.chunked) {
 		return 0, answerError(errBothLengths)
 	}
-	resp.Close = h.close || resp.Minor == 0 && !h.keepAlive
-	resp.ContentType = h.ctype
-	resp.Upgrade = nil
+	r.Close = h.close || r.Minor == 0 && !h.keepAlive
+	r.ContentType = h.ctype
+	r.Upgrade = nil
 	if h.connUpg {
-		resp.Upgrade = h.upgrade
+		r.Upgrade = h.upgrade
 	}
 	// RFC 9112 6.3, in its order.
 	switch {
-	case resp.Status < 200, resp.Status == 204, resp.Status == 304, string(method) == "HEAD":
-		resp.Framing = Framing{}
+	case r.Status < 200, r.Status == 204, r.Status == 304, string(method) == "HEAD":
+		r.Framing = Framing{}
 	case h.chunked:
-		resp.Framing = Framing{Length: -1, Chunked: true}
+		r.Framing = Framing{Length: -1, Chunked: true}
 	case h.length >= 0:
-		resp.Framing = Framing{Length: h.length}
+		r.Framing = Framing{Length: h.length}
 	default:
-		resp.Framing = Framing{Length: -1, ToEnd: true}
-		resp.Close = true
+		r.Framing = Framing{Length: -1, ToEnd: true}
+		r.Close = true
 	}
-	return end, nil
+	return len(b) - len(rest), nil
 }
 
 func answerError(err error) error {
@@ -262,7 +300,7 @@ func headEnd(b []byte) (int, error) {
 
 var crlf2 = []byte("\r\n\r\n")
 
-// cutLine splits b after its first CRLF; b holds one.
+// cutLine splits b after its first CRLF; if b holds none, the line is empty.
 func cutLine(b []byte) (line, rest []byte) {
 	i := bytes.IndexByte(b, '\n')
 	if i < 1 || b[i-1] != '\r' {
@@ -348,12 +386,12 @@ func version(b []byte) (minor int, err error) {
 	return int(b[7] - '0'), nil
 }
 
-// parse reads the field lines; b ends with the empty line.
-func (h *head) parse(b []byte) error {
+// parse reads the field lines and returns what stands behind the empty one; where that is missing, b is malformed.
+func (h *head) parse(b []byte) (rest []byte, err error) {
 	for {
 		i := bytes.IndexByte(b, '\n')
 		if i < 1 || b[i-1] != '\r' {
-			return errBareLF
+			return nil, errBareLF
 		}
 		line := b[:i-1]
 		b = b[i+1:]
@@ -361,36 +399,36 @@ func (h *head) parse(b []byte) error {
 			break
 		}
 		if len(h.fields) == MaxFields {
-			return errFieldCount
+			return nil, errFieldCount
 		}
 		if line[0] == ' ' || line[0] == '\t' {
-			return errFold
+			return nil, errFold
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon <= 0 {
-			return errFieldName
+			return nil, errFieldName
 		}
 		name := line[:colon]
 		for _, c := range name {
 			if !token[c] {
-				return errFieldName // space before the colon included
+				return nil, errFieldName // space before the colon included
 			}
 		}
 		value := trim(line[colon+1:])
 		if !validValue(value) {
-			return errFieldValue
+			return nil, errFieldValue
 		}
 		h.fields = append(h.fields, Field{name, value})
 		if k := Lookup(name); k != Other {
 			if err := h.known(k, value); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if h.connection {
 		h.markListed()
 	}
-	return nil
+	return b, nil
 }
 
 func (h *head) known(k Known, value []byte) error {
@@ -398,15 +436,20 @@ func (h *head) known(k Known, value []byte) error {
 	hop := false
 	switch k {
 	case Host:
+		h.framed.add(i)
 		h.host = value
 		h.hosts++
+	case Trailer:
+		h.framed.add(i)
 	case ContentLength:
+		h.framed.add(i)
 		n, ok := parseLength(value)
 		if !ok || h.length >= 0 {
 			return errLength
 		}
 		h.length = n
 	case TransferEncoding:
+		h.framed.add(i)
 		hop = true
 		if h.coding {
 			return errCodingList
@@ -444,7 +487,7 @@ func (h *head) known(k Known, value []byte) error {
 		h.ctype = value
 	}
 	if hop {
-		h.hop[i>>6] |= 1 << (i & 63)
+		h.hop.add(i)
 	}
 	return nil
 }
@@ -464,7 +507,7 @@ func (h *head) markListed() {
 			}
 			for j := range h.fields {
 				if bytes.EqualFold(h.fields[j].Name, v) {
-					h.hop[j>>6] |= 1 << (j & 63)
+					h.hop.add(j)
 				}
 			}
 		}
@@ -574,6 +617,14 @@ func validHost[T string | []byte](b T) bool {
 }
 
 func validValue(b []byte) bool {
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	for len(b) >= 8 { // eight at once: the high bit of a byte that is below a space or, less surely, 0x7f or above
+		w := binary.LittleEndian.Uint64(b)
+		if ((w-ones*' ')|(w+ones))&high != 0 {
+			break
+		}
+		b = b[8:]
+	}
 	for _, c := range b {
 		if c < ' ' && c != '\t' || c == 0x7f {
 			return false
