@@ -66,6 +66,7 @@ type Agent struct {
 	own     own
 	peers   peerBook
 	digests digestBook
+	salt    *proxy.PrefixSalt
 	drain   drain
 	ramp    ramp
 
@@ -128,6 +129,7 @@ func New(cfg Config, opts Options) (*Agent, error) {
 	a.setTraces()
 	a.table = routing.NewTable(a.member)
 	a.digests.init()
+	a.salt = proxy.NewPrefixSalt(saltKey(a.keys))
 	a.table.SetOwnDigest(a.digests.own)
 	a.openGPU = openGPU
 	a.own.changed = make(chan struct{}, 1)

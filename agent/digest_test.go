@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/grapevine-lb/grapevine/gossip"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -73,6 +75,40 @@ func TestDigestTravelsAndComesBack(t *testing.T) {
 	again.untilReady()
 	again.eventually(10*time.Second, "an empty digest", func() bool { return again.digests.own.Len() == 0 })
 	b.eventually(15*time.Second, "news of it", func() bool { return knows(b, again.boot, blocks) == 0 })
+}
+
+// While a key is being replaced, agents that start with the old and the new one share prefixes with those that had the old one
+// alone; and again when the old one is gone.
+func TestPrefixesAreSharedWhileKeysRotate(t *testing.T) {
+	t.Parallel()
+	const newer = "b2JzY3VyZWx5LWRpZmZlcmVudC1rZXktMDEyMzQ1Njc="
+	cfg := loopbackConfig(startSim(t, fast()).url())
+	cfg.GossipKey, cfg.Policy = testKey, "local"
+	a := start(t, cfg, Options{})
+	require.NoError(t, a.changeKeys("install", newer))
+	cfg.EngineURL, cfg.GossipKey, cfg.Join = startSim(t, fast()).url(), newer+","+testKey, []string{a.Addresses().Gossip}
+	b := start(t, cfg, Options{})
+	a.untilReady()
+	b.untilReady()
+	same := func(text string) bool {
+		body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":2}`, strings.Repeat(text, 1000))
+		for _, r := range []*runner{a, b} {
+			code, answer := r.chat(body)
+			require.Equal(t, 200, code, answer)
+		}
+		x, _ := a.digests.own.Blocks()
+		y, _ := b.digests.own.Blocks()
+		return len(x) > 0 && slices.Equal(x, y)
+	}
+	assert.True(t, same("both keys "))
+	old := gossip.KeyID(a.keys[0])
+	require.NoError(t, a.changeKeys("use", gossip.KeyID(b.keys[0])))
+	require.NoError(t, b.changeKeys("remove", old))
+	assert.False(t, same("one is ahead "))
+	require.NoError(t, a.changeKeys("remove", old))
+	assert.Zero(t, a.digests.own.Len(), "what it held says nothing any more")
+	b.digests.own.Clear()
+	assert.True(t, same("the new key "))
 }
 
 // A digest says nothing to who has another key.

@@ -105,12 +105,25 @@ func (a *Agent) setKeys(keys [][]byte) error {
 	a.ring.mu.Lock()
 	a.ring.keys = keys
 	a.ring.mu.Unlock()
+	if a.salt.Set(saltKey(keys)) {
+		a.digests.own.Clear()
+	}
 	var ids []string
 	for _, k := range keys {
 		ids = append(ids, gossip.KeyID(k))
 	}
 	a.log.Info(MsgKeys, "keys", strings.Join(ids, ","))
 	return nil
+}
+
+// saltKey is the key of a ring that the hashes of prompt prefixes are salted with: the oldest, which all agents have while a
+// newer one is being spread, those that start meanwhile too. When it is removed, at all within seconds, what the digests hold
+// says nothing any more, and the next prompts fill them anew.
+func saltKey(keys [][]byte) []byte {
+	if len(keys) == 0 {
+		return nil
+	}
+	return keys[len(keys)-1]
 }
 
 // present is the ring in use.

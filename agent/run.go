@@ -367,7 +367,7 @@ func (a *Agent) proxyConfig() proxy.Config {
 	return proxy.Config{
 		Authorize: authorize, Hosts: a.cfg.Hosts, MaxConns: a.cfg.MaxConnections,
 		Table: a.table, Policy: a.policy, EngineURL: a.cfg.engineURL(), EngineAPIKey: a.cfg.EngineAPIKey,
-		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt(),
+		EngineKind: func() string { return string(a.engine.Kind()) }, PeerTLS: a.clientTLS(), PeerBoot: a.peerBoot(), Salt: a.salt,
 		MaxBody: int64(a.cfg.MaxBody), MaxInflight: a.cfg.MaxInflight, FirstByteTimeout: a.cfg.FirstByteTimeout, IdleTimeout: a.cfg.IdleTimeout,
 		RetryBudget: a.cfg.RetryBudget, AllowPaths: strings.Join(a.cfg.AllowPaths, ","), TrustPriority: a.cfg.TrustPriority, TrustGateway: gateways(a.cfg.TrustGateway),
 		Reply: replyClass, Continue: a.continuations(), Record: a.record, OnRecord: a.onRecord, Answer: a.answerAll, Digest: a.digests.own, NoPrefix: a.cfg.Affinity == "off" || a.cfg.Affinity == "session",

@@ -392,11 +392,3 @@ func (a *Agent) alive() error {
 	}
 	return nil
 }
-
-func (a *Agent) salt() *proxy.PrefixSalt {
-	var key []byte
-	if len(a.keys) > 0 {
-		key = a.keys[0]
-	}
-	return proxy.NewPrefixSalt(key)
-}

@@ -61,9 +61,10 @@ func (s *askers) get() *asker {
 
 // appendScoreQuestion appends what a peer must know to say what the request would cost it:
 //
-//	class u8 · service u32 · prompt tokens u32 · most output tokens u32 · blocks u16 · blocks u32 each
+//	class u8 · service u32 · prompt tokens u32 · most output tokens u32 · blocks u16 · blocks 6 bytes each
 //
-// Blocks are the low halves of the chained prefix hashes, as digests have them.
+// A block is the low half of a chained prefix hash, as digests have them, and how many tokens are in it, u16: the highest bit
+// stands for routing.FineBlock.
 func appendScoreQuestion(b []byte, r *routing.Request) []byte {
 	le := binary.LittleEndian
 	b = append(b, r.Class)
@@ -72,47 +73,59 @@ func appendScoreQuestion(b []byte, r *routing.Request) []byte {
 	b = le.AppendUint32(b, uint32(r.MaxTokens))
 	n := min(len(r.Prefix), math.MaxUint16)
 	b = le.AppendUint16(b, uint16(n))
-	for _, h := range r.Prefix[:n] {
+	last := 0
+	for i, h := range r.Prefix[:n] {
 		b = le.AppendUint32(b, uint32(h))
+		tokens := routing.PrefixBlockTokens
+		if i < len(r.Ends) {
+			tokens, last = int(r.Ends[i])-last, int(r.Ends[i])
+		}
+		b = le.AppendUint16(b, uint16(h>>63)<<15|uint16(min(tokens, 1<<15-1)))
 	}
 	return b
 }
 
-// readScoreQuestion is the other way round; prefix is room for the blocks.
-func readScoreQuestion(b []byte, r *routing.Request, prefix []uint64) bool {
+// readScoreQuestion is the other way round; prefix and ends are room for the blocks.
+func readScoreQuestion(b []byte, r *routing.Request, prefix []uint64, ends []uint32) bool {
 	f := fields{b: b}
 	*r = routing.Request{Class: f.u8(), Service: routing.Service(f.u32()), PromptTokens: int(f.u32()), MaxTokens: int(f.u32())}
+	end := uint32(0)
 	for n := int(f.u16()); n > 0 && !f.bad; n-- {
-		prefix = append(prefix, uint64(f.u32()))
+		h, tokens := uint64(f.u32()), f.u16()
+		end += uint32(tokens &^ (1 << 15))
+		prefix, ends = append(prefix, h|uint64(tokens>>15)*routing.FineBlock), append(ends, end)
 	}
-	r.Prefix = prefix
+	r.Prefix, r.Ends = prefix, ends
 	return !f.bad
 }
 
 const (
 	scoreTaken   = 0
 	scoreRefused = 1
-	scoreAnswer  = 13 // bytes before the record
+	scoreAnswer  = 21 // bytes before the record
 )
 
 // answerScore answers from our own books:
 //
-//	0 = it would be taken, 1 = refused u8 · score f64 s · prompt tokens to compute u32 · our load record
+//	0 = it would be taken, 1 = refused u8 · score f64 s · first token after f64 s · prompt tokens to compute u32 ·
+//	our load record
 func (p *Proxy) answerScore(payload, reply []byte) ([]byte, bool) {
 	var r routing.Request
 	var room [64]uint64
-	if !readScoreQuestion(payload, &r, room[:0]) {
+	var ends [64]uint32
+	if !readScoreQuestion(payload, &r, room[:0], ends[:0]) {
 		return reply, false
 	}
 	p.metrics.ask.given.Add(1)
-	score, tokens, ok := p.cfg.Table.Answer(&r, time.Now())
+	a := p.cfg.Table.Answer(&r, time.Now())
 	state := byte(scoreTaken)
-	if !ok || p.draining.Load() || !p.gate.takes(&r, time.Now()) {
+	if !a.OK || p.draining.Load() || !p.gate.takes(&r, time.Now()) {
 		state = scoreRefused
 	}
 	reply = append(reply, state)
-	reply = binary.LittleEndian.AppendUint64(reply, math.Float64bits(score))
-	reply = binary.LittleEndian.AppendUint32(reply, uint32(tokens))
+	reply = binary.LittleEndian.AppendUint64(reply, math.Float64bits(a.Score))
+	reply = binary.LittleEndian.AppendUint64(reply, math.Float64bits(a.First))
+	reply = binary.LittleEndian.AppendUint32(reply, uint32(a.Tokens))
 	if p.cfg.Record != nil {
 		reply = append(reply, p.cfg.Record()...)
 	}
@@ -136,8 +149,9 @@ func (x *exchange) ask(d *routing.Decision) {
 	var peers [routing.MaxAsk]*asked
 	for i, peer := range d.Asked() {
 		if peer.Self() {
-			score, tokens, ok := p.cfg.Table.Answer(&x.req, start)
-			answers = append(answers, routing.Answer{Index: i, Score: score, Tokens: tokens, OK: ok && !p.draining.Load() && p.gate.takes(&x.req, start)})
+			own := p.cfg.Table.Answer(&x.req, start)
+			own.Index, own.OK = i, own.OK && !p.draining.Load() && p.gate.takes(&x.req, start)
+			answers = append(answers, own)
 			continue
 		}
 		q := p.questions.to(peer)
@@ -202,11 +216,11 @@ func (x *exchange) heard(q *asked, peer *routing.Peer, r link.Result, at time.Ti
 		return ans, false
 	}
 	f := fields{b: r.Reply}
-	ans = routing.Answer{Index: r.Index, OK: f.u8() == scoreTaken, Score: math.Float64frombits(f.u64()), Tokens: int(f.u32())}
+	ans = routing.Answer{Index: r.Index, OK: f.u8() == scoreTaken, Score: math.Float64frombits(f.u64()), First: math.Float64frombits(f.u64()), Tokens: int(f.u32())}
 	if len(f.b) > 0 && x.p.cfg.OnRecord != nil {
 		x.p.cfg.OnRecord(peer.Boot(), f.b)
 	}
-	if math.IsNaN(ans.Score) || ans.Score < 0 {
+	if !(ans.Score >= 0 && ans.First >= 0) {
 		return ans, false
 	}
 	m.answered.Add(1)

@@ -18,14 +18,15 @@ import (
 )
 
 func TestScoreQuestion(t *testing.T) {
-	in := routing.Request{Class: 3, Service: routing.ServeChat, PromptTokens: 70_000, MaxTokens: 12, Prefix: []uint64{1, 2<<32 | 7, 3}}
+	in := routing.Request{Class: 3, Service: routing.ServeChat, PromptTokens: 70_000, MaxTokens: 12,
+		Prefix: []uint64{1, 2<<32 | 7, 3 | routing.FineBlock}, Ends: []uint32{100, 612, 645}}
 	b := appendScoreQuestion(nil, &in)
 	var out routing.Request
-	require.True(t, readScoreQuestion(b, &out, nil))
-	in.Prefix = []uint64{1, 7, 3} // the low halves, as digests have them
+	require.True(t, readScoreQuestion(b, &out, nil, nil))
+	in.Prefix = []uint64{1, 7, 3 | routing.FineBlock} // the low halves, as digests have them
 	assert.Equal(t, in, out)
 	for n := range b {
-		assert.False(t, readScoreQuestion(b[:n], &out, nil), "%d bytes", n)
+		assert.False(t, readScoreQuestion(b[:n], &out, nil, nil), "%d bytes", n)
 	}
 }
 
@@ -33,7 +34,7 @@ func FuzzScoreQuestion(f *testing.F) {
 	f.Add(appendScoreQuestion(nil, &routing.Request{Prefix: []uint64{1, 2}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var r routing.Request
-		if readScoreQuestion(b, &r, nil) && len(r.Prefix)*4 > len(b) {
+		if readScoreQuestion(b, &r, nil, nil) && len(r.Prefix)*6 > len(b) {
 			t.Fatal("more blocks than bytes")
 		}
 	})
@@ -296,7 +297,7 @@ func BenchmarkAnswerScore(b *testing.B) {
 	for i := range prefix {
 		prefix[i] = rnd.Uint64()
 	}
-	d.Touch(prefix)
+	d.Touch(prefix, nil)
 	tab.SetOwnDigest(d)
 	p := &Proxy{cfg: Config{Table: tab}, metrics: newMetrics()}
 	q := appendScoreQuestion(nil, &routing.Request{PromptTokens: 8192, Prefix: prefix})

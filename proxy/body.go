@@ -34,8 +34,11 @@ type Peek struct {
 	TokenIDs     int // prompt tokens given as numbers
 	Media        int // image, audio and file parts
 
-	// Prefix is routing.Request.Prefix: nil without a salt. It is the caller's.
+	// Prefix is routing.Request.Prefix: nil without a salt. Ends are where its blocks end in the Hashed bytes that stand for
+	// the prompt (media count there by their tokens). Both are the caller's.
 	Prefix []uint64
+	Ends   []uint32
+	Hashed int
 
 	// Continuable tells that a broken stream of this request may be continued elsewhere (design 6.8), as far
 	// as the request goes. Otherwise ContinueBar names the first field that forbids it.
@@ -49,6 +52,15 @@ type Peek struct {
 // media part (> 0).
 func (p *Peek) Tokens(bytesPerToken, perMedia float64) int {
 	return int(float64(p.PromptBytes)/bytesPerToken+float64(p.Media)*perMedia) + p.TokenIDs
+}
+
+// ends turns Ends into what routing.Request.Ends wants, in place, for a prompt of that many tokens.
+func (p *Peek) ends(tokens int) []uint32 {
+	for i, end := range p.Ends {
+		p.Ends[i] = uint32(float64(tokens) * float64(end) / float64(p.Hashed))
+	}
+	p.Hashed = tokens
+	return p.Ends
 }
 
 // Reasons why a body gave no full reading. They are for logs and counters and never a reason to refuse:
@@ -65,7 +77,7 @@ var (
 // asked by Done, then closed. Memory is constant but for what Peek holds. Not for concurrent use.
 type Peeker struct {
 	scan jsonScan
-	salt *PrefixSalt
+	salt *saltKeys
 	peeking
 
 	main   blockHash // messages, prompt, input
@@ -113,12 +125,12 @@ var peekers = sync.Pool{New: func() any { return new(Peeker) }}
 func NewPeeker(svc routing.Service, contentType, contentEncoding string, salt *PrefixSalt) *Peeker {
 	p := peekers.Get().(*Peeker)
 	p.peeking = peeking{svc: svc, chat: svc&(routing.ServeChat|routing.ServeCompletions) != 0}
-	p.salt = salt
+	p.salt = salt.keys()
 	for _, h := range [...]*blockHash{&p.main, &p.system, &p.tools} { // the others begin where they are used
-		h.salt = salt
+		h.salt = p.salt
 		h.reset()
 	}
-	p.extra.salt, p.media.salt = salt, salt
+	p.extra.salt, p.media.salt = p.salt, p.salt
 	p.scan.reset()
 	p.cur = &p.main
 	p.scan.v = p
@@ -218,7 +230,7 @@ func (p *Peeker) Done() (Peek, error) {
 	}
 	k.PromptBytes = p.bytes[0] + p.bytes[1] + p.bytes[2]
 	k.PromptTokens = k.PromptBytes/4 + k.TokenIDs + k.Media*mediaTokens
-	k.Prefix = p.prefix()
+	p.prefix(k)
 	if p.chat && p.svc&routing.ServeCompletions != 0 && p.promptFields != 1 {
 		p.bar("prompt")
 	}
@@ -227,31 +239,36 @@ func (p *Peeker) Done() (Peek, error) {
 }
 
 // prefix closes the chain: what the salt covers, tools, system, then the messages.
-func (p *Peeker) prefix() []uint64 {
-	n := len(p.tools.blocks) + len(p.system.blocks) + len(p.main.blocks)
+func (p *Peeker) prefix(k *Peek) {
+	n := min(len(p.tools.blocks)+len(p.system.blocks)+len(p.main.blocks), maxBlocks)
 	if p.salt == nil || n == 0 {
-		return nil
+		return
 	}
 	c := p.first()
-	out := make([]uint64, 0, n)
+	k.Prefix, k.Ends = make([]uint64, 0, n), make([]uint32, 0, n)
 	for i, h := range []*blockHash{&p.tools, &p.system, &p.main} {
-		for _, b := range h.blocks {
+		at := 0
+		for _, b := range h.blocks[:min(len(h.blocks), n-len(k.Prefix))] {
 			c = p.salt.next(c, b)
-			out = append(out, c)
+			at += blockSize(at)
+			block := c | routing.FineBlock
+			if carried(at) {
+				block &^= routing.FineBlock
+			}
+			k.Prefix, k.Ends = append(k.Prefix, block), append(k.Ends, uint32(k.Hashed+at))
 		}
+		k.Hashed += h.length()
 		if i < 2 { // what follows the last block of tools and system belongs to every prefix behind it
 			if tail := h.finish(); tail != p.salt.empty {
 				c = p.salt.next(c, tail)
 			}
 		}
 	}
-	return out[:min(len(out), maxBlocks)]
 }
 
 // chainStart is the newest c(0) of a model without anything else that the salt covers: mostly the next one's too.
 type chainStart struct {
-	salt  *PrefixSalt
-	size  int // of a block
+	salt  *saltKeys
 	model string
 	hash  uint64
 }
@@ -259,7 +276,7 @@ type chainStart struct {
 // first is c(0), the beginning of the chain.
 func (p *Peeker) first() uint64 {
 	p.extra.reset()
-	if s := &p.start; !p.salted && s.salt == p.salt && s.size == p.extra.size && s.model == p.peek.Model {
+	if s := &p.start; !p.salted && s.salt == p.salt && s.model == p.peek.Model {
 		return s.hash
 	}
 	p.extra.writeString(p.peek.Model)
@@ -271,7 +288,7 @@ func (p *Peeker) first() uint64 {
 	}
 	c := p.salt.next(modelDomain, p.extra.finish())
 	if !p.salted {
-		p.start = chainStart{p.salt, p.extra.size, p.peek.Model, c}
+		p.start = chainStart{p.salt, p.peek.Model, c}
 	}
 	return c
 }

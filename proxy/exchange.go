@@ -324,7 +324,7 @@ func (x *exchange) fillRequest() {
 	tokens := x.p.lessons.tokens(model, k)
 	x.req = routing.Request{
 		Model: model, Service: x.class.Service, PromptTokens: tokens, MaxTokens: k.MaxTokens,
-		Prefix: k.Prefix, Class: x.priority(),
+		Prefix: k.Prefix, Ends: k.ends(tokens), Class: x.priority(),
 		Local: x.class.Kind == pathAdmin || x.class.Kind == pathStateful || x.class.Kind == pathUnknown,
 	}
 	if k.MaxTokens > 0 && k.N > 1 {
@@ -338,7 +338,7 @@ func (x *exchange) fillRequest() {
 		session = x.header.Get("x-session-id")
 	}
 	if x.p.cfg.NoPrefix {
-		x.req.Prefix = nil
+		x.req.Prefix, x.req.Ends = nil, nil
 	}
 	if session != "" && x.p.cfg.Salt != nil && !x.p.cfg.NoSession {
 		x.req.Session = x.p.cfg.Salt.Session(session)
@@ -465,6 +465,7 @@ type choice struct {
 	at            time.Time     // when it was made, as long as nobody has waited since; zero = look
 	Peer          *routing.Peer // nil: none, Reason says why
 	Score         float64       // seconds
+	First         float64       // seconds until its first token; 0 = nobody predicted it
 	Tokens        int           // prompt tokens that it must compute
 	Reason        routing.Reason
 	RunnerUp      *routing.Peer // nil = there was none
@@ -500,7 +501,7 @@ func (x *exchange) pick() choice {
 	if d.Peer == nil && p.draining.Load() && d.Reason == routing.ReasonNoneUsable && !slices.Contains(x.tried, p.self) {
 		return choice{Peer: s.Self(), Reason: routing.ReasonOnly} // the last one serves while its engine lives (C84)
 	}
-	return choice{at: now, Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
+	return choice{at: now, Peer: d.Peer, Score: d.Score, First: d.First, Tokens: d.Tokens, Reason: d.Reason, RunnerUp: d.RunnerUp, RunnerUpScore: d.RunnerUpScore}
 }
 
 // home is the last chance of a request that reached nobody: when two could not be connected to, the network may be cut, and
@@ -515,7 +516,7 @@ func (x *exchange) home(v verdict) (choice, bool) {
 		return choice{}, false
 	}
 	x.askNote, x.ticket, x.limit = askNote{}, 0, 0
-	return choice{Peer: d.Peer, Score: d.Score, Tokens: d.Tokens, Reason: d.Reason}, true
+	return choice{Peer: d.Peer, Score: d.Score, First: d.First, Tokens: d.Tokens, Reason: d.Reason}, true
 }
 
 // ownOnly picks our own replica or nobody.

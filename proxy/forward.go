@@ -87,7 +87,7 @@ func (x *exchange) begin(d *choice) *attempt {
 		now = time.Now()
 	}
 	m := d.Peer.Member()
-	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.Score, p: x.p}
+	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.First, p: x.p}
 	if a.self {
 		a.tokens = x.uncached()
 	}

@@ -149,7 +149,7 @@ func (x *exchange) start(a *attempt, p *pass, now time.Time) {
 	prefill := x.p.account.start(a.flight, a.tokens, &a.life, x.watch, now)
 	a.flight.pass = p
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
-		d.Touch(x.req.Prefix)
+		d.Touch(x.req.Prefix, x.req.Ends)
 	}
 	if !x.peek.Stream {
 		x.watch.predict(a, prefill, now)
@@ -163,7 +163,7 @@ func (p *Proxy) SetEngine(v EngineView) { p.gate.see(v, time.Now()) }
 func (x *exchange) uncached() int {
 	n := x.req.PromptTokens
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
-		n -= min(d.Match(x.req.Prefix)*routing.PrefixBlockTokens, n-1)
+		n -= x.req.Cached(d.Match(x.req.Prefix))
 	}
 	return max(1, n)
 }

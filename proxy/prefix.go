@@ -1,19 +1,15 @@
 package proxy
 
 import (
-	"cmp"
 	"crypto/hkdf"
 	"crypto/sha256"
 	"encoding/binary"
-	"math"
 	"math/bits"
 	"sync/atomic"
-
-	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// Prompts are compared by hashes of their growing prefixes. A block is 512 tokens, taken as 2,048 bytes of
-// prompt text (but see fit); the hash of a prefix of k blocks is a chain over the k content hashes:
+// Prompts are compared by hashes of their growing prefixes; the hash of a prefix of k blocks is a chain over the k content
+// hashes:
 //
 //	c(0) = F(model, adapter, template arguments, cache_salt)
 //	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits
@@ -21,55 +17,70 @@ import (
 // The content hashes h are fast and taken as the body arrives; the chain is closed when the body is whole,
 // because what c(0) covers may stand behind the messages. F's key comes from the cluster key, so that hashes
 // in a digest say nothing to who does not have it: they cannot even check a guess.
+//
+// Where blocks end hangs on nothing but the position in the text, so that all agents agree from the first request on, whatever
+// they know of the model's tokens: every 128 bytes at first, then eight times while the prefix doubles, from 16 KiB on every
+// 2,048 bytes. What every agent keeps of every other is coarser, see carried; the agent at the engine, and who asks it, knows all.
 const (
-	blockBytes  = routing.PrefixBlockTokens * 4
+	leastBlock  = 128
+	blockBytes  = 2048 // some 512 tokens of prose
 	stripeBytes = 64
 	maxBlocks   = 4096 // 2 million tokens; what lies behind has no hashes
 )
 
-// PrefixSalt is what a cluster's hashes are keyed with. All agents that share digests need the same.
-type PrefixSalt struct {
+// blockSize returns the bytes of the block that begins at that position of a text.
+func blockSize(at int) int {
+	return min(blockBytes, max(leastBlock, 1<<max(0, bits.Len(uint(at))-4)))
+}
+
+// carried reports whether digests carry the block that ends at that position: at 256, 512 and 1,024 bytes, and every 2,048.
+func carried(end int) bool { return end%blockBytes == 0 || end >= 2*leastBlock && end&(end-1) == 0 }
+
+// PrefixSalt is what a cluster's hashes are keyed with. All agents that share digests need the same. It is safe for concurrent
+// use.
+type PrefixSalt struct{ now atomic.Pointer[saltKeys] }
+
+type saltKeys struct {
 	chain [32]byte
 	lanes [4]uint64
-	empty uint64       // the hash of a stream without a byte
-	block atomic.Int64 // bytes of a block, if not blockBytes
+	empty uint64 // the hash of a stream without a byte
 }
-
-// fit makes a block 512 tokens' worth of bytes where a byte of text is more than two tokens, as no tokenizer has it but
-// simulated ones do. Only powers of two are used, so that all agents that see the same answers soon use the same.
-// Everything else keeps blockBytes, whatever its language: two agents that learn differently must not disagree.
-func (s *PrefixSalt) fit(bytesPerToken float64) {
-	size := int64(blockBytes)
-	if bytesPerToken < fewPerToken {
-		size = int64(max(stripeBytes, routing.PrefixBlockTokens*math.Exp2(math.Round(math.Log2(bytesPerToken)))))
-	}
-	if s.block.Load() != size {
-		s.block.Store(size)
-	}
-}
-
-// blockSize returns the bytes of a block.
-func (s *PrefixSalt) blockSize() int { return int(cmp.Or(s.block.Load(), blockBytes)) }
 
 // NewPrefixSalt derives a salt from a cluster key. An empty key is allowed (a cluster without one).
 func NewPrefixSalt(key []byte) *PrefixSalt {
-	b, err := hkdf.Key(sha256.New, key, nil, "grapevine prefix hashes v1", 64)
-	if err != nil { // 64 bytes are far below HKDF's limit
-		panic(err)
-	}
 	s := new(PrefixSalt)
-	copy(s.chain[:], b)
-	for i := range s.lanes {
-		s.lanes[i] = binary.LittleEndian.Uint64(b[32+8*i:]) | 1
-	}
-	h := blockHash{salt: s}
-	h.reset()
-	s.empty = h.finish()
+	s.Set(key)
 	return s
 }
 
+// Set derives the salt anew from a key, and reports whether it is another one. Hashes of before say nothing then.
+func (s *PrefixSalt) Set(key []byte) (changed bool) {
+	b, err := hkdf.Key(sha256.New, key, nil, "grapevine prefix hashes v2", 64)
+	if err != nil { // 64 bytes are far below HKDF's limit
+		panic(err)
+	}
+	k := new(saltKeys)
+	copy(k.chain[:], b)
+	for i := range k.lanes {
+		k.lanes[i] = binary.LittleEndian.Uint64(b[32+8*i:]) | 1
+	}
+	h := blockHash{salt: k}
+	h.reset()
+	k.empty = h.finish()
+	old := s.now.Swap(k)
+	return old != nil && *old != *k
+}
+
+// keys returns what to hash one request with; nil without a salt.
+func (s *PrefixSalt) keys() *saltKeys {
+	if s == nil {
+		return nil
+	}
+	return s.now.Load()
+}
+
 // next is F: the hash of a prefix from the hash of the one before and its last block.
-func (s *PrefixSalt) next(prev, block uint64) uint64 {
+func (s *saltKeys) next(prev, block uint64) uint64 {
 	var b [48]byte
 	copy(b[:], s.chain[:])
 	binary.LittleEndian.PutUint64(b[32:], prev)
@@ -83,10 +94,11 @@ func (s *PrefixSalt) Session(key string) uint64 {
 	if key == "" {
 		return 0
 	}
-	h := blockHash{salt: s}
+	k := s.keys()
+	h := blockHash{salt: k}
 	h.reset()
 	h.writeString(key)
-	return max(1, s.next(sessionDomain, h.finish()))
+	return max(1, k.next(sessionDomain, h.finish()))
 }
 
 // Domains keep the uses of next apart.
@@ -98,9 +110,10 @@ const (
 // blockHash hashes a stream that comes in pieces, block by block. It holds at most one 64-byte stripe of it.
 // A nil salt makes it a mere counter.
 type blockHash struct {
-	salt   *PrefixSalt
+	salt   *saltKeys
 	lanes  [4]uint64
-	size   int // bytes of a block
+	at     int // where the current block begins
+	size   int // bytes of it
 	n      int // bytes in buf
 	fill   int // bytes of the current block that went into lanes
 	blocks []uint64
@@ -109,9 +122,9 @@ type blockHash struct {
 
 // reset forgets the stream and keeps the memory.
 func (h *blockHash) reset() {
-	h.n, h.fill, h.blocks = 0, 0, h.blocks[:0]
+	h.at, h.size, h.n, h.fill, h.blocks = 0, leastBlock, 0, 0, h.blocks[:0]
 	if h.salt != nil {
-		h.lanes, h.size = h.salt.lanes, h.salt.blockSize()
+		h.lanes = h.salt.lanes
 	}
 }
 
@@ -192,10 +205,15 @@ func (h *blockHash) stripes(p []byte) {
 			if len(h.blocks) < maxBlocks {
 				h.blocks = append(h.blocks, h.sum())
 			}
+			h.at += h.size
+			h.size = blockSize(h.at)
 			h.fill, h.lanes = 0, h.salt.lanes
 		}
 	}
 }
+
+// length is how many bytes came so far.
+func (h *blockHash) length() int { return h.at + h.fill + h.n }
 
 // sum folds the lanes and the length of the current block.
 func (h *blockHash) sum() uint64 {

@@ -30,6 +30,14 @@ func prefixOf(t *testing.T, svc routing.Service, salt *PrefixSalt, body string) 
 	return k.Prefix
 }
 
+// blocksOf is how many blocks a text of that many bytes has.
+func blocksOf(bytes int) (n int) {
+	for at := 0; at+blockSize(at) <= bytes; n++ {
+		at += blockSize(at)
+	}
+	return n
+}
+
 // common is the number of leading hashes that are equal.
 func common(a, b []uint64) int {
 	n := 0
@@ -44,15 +52,15 @@ func TestPrefixGrowsWithTheConversation(t *testing.T) {
 	system, first, answer := words(1, 5000), words(2, 3000), words(3, 4000)
 	one := prefixOf(t, routing.ServeChat, salt, fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`, system, first))
 	two := prefixOf(t, routing.ServeChat, salt, fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":%q},{"role":"user","content":%q},{"role":"assistant","content":%q},{"role":"user","content":"more"}]}`, system, first, answer))
-	require.Len(t, one, 8000/2048)
-	require.Len(t, two, 12000/2048)
-	assert.Equal(t, 3, common(one, two))
+	require.Len(t, one, blocksOf(8000))
+	require.Len(t, two, blocksOf(12000))
+	assert.Equal(t, blocksOf(8000), common(one, two))
 
 	other := prefixOf(t, routing.ServeChat, salt, fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`, system, words(9, 3000)))
-	assert.Equal(t, 5000/2048, common(one, other), "only the system prompt is shared")
+	assert.Equal(t, blocksOf(5000), common(one, other), "only the system prompt is shared")
 
 	seen := map[uint64]bool{}
-	for _, h := range append(two, other[2:]...) {
+	for _, h := range append(two, other[blocksOf(5000):]...) {
 		assert.False(t, seen[h], "hashes of different prefixes differ")
 		seen[h] = true
 	}
@@ -64,7 +72,7 @@ func TestPrefixIsCanonical(t *testing.T) {
 	esc := fmt.Sprintf("%q", text)
 	escaped := strings.NewReplacer("模", `\u6a21`, "🙂", `\ud83d\ude42`, "/", `\/`).Replace(esc)
 	want := prefixOf(t, routing.ServeChat, salt, `{"model":"m","messages":[{"role":"user","content":`+esc+`},{"role":"user","content":`+esc+`}]}`)
-	require.Len(t, want, 5)
+	require.Len(t, want, blocksOf(2*len(text)))
 	for name, body := range map[string]string{
 		"order of fields":     `{"messages":[{"content":` + esc + `,"role":"user"},{"content":` + esc + `,"role":"user"}],"stream":true,"model":"m"}`,
 		"white space":         "\n{ \"model\" : \"m\",\r\n\"messages\" : [ {\t\"role\":\"user\", \"content\" : " + esc + "}, {\"role\":\"user\",\"content\":" + esc + "} ] }",
@@ -92,7 +100,7 @@ func TestPrefixCoversWhatChangesThePrompt(t *testing.T) {
 	} {
 		front := prefixOf(t, routing.ServeChat, salt, "{"+extra+","+messages+"}")
 		back := prefixOf(t, routing.ServeChat, salt, "{"+messages+","+extra+"}")
-		require.Len(t, front, 4)
+		require.Len(t, front, blocksOf(9000))
 		assert.Equal(t, front, back, "%s in front of and behind the messages", extra)
 		for _, h := range front {
 			assert.Empty(t, seen[h], "%s hashes like %s", extra, seen[h])
@@ -100,7 +108,7 @@ func TestPrefixCoversWhatChangesThePrompt(t *testing.T) {
 		}
 	}
 	roles := prefixOf(t, routing.ServeChat, salt, strings.Replace("{\"model\":\"m\","+messages+"}", `"user"`, `"system"`, 1))
-	assert.Equal(t, 4, common(roles, prefixOf(t, routing.ServeChat, salt, "{\"model\":\"m\","+messages+"}")), "the role stands behind its content, in the unfinished block")
+	assert.Equal(t, blocksOf(9000), common(roles, prefixOf(t, routing.ServeChat, salt, "{\"model\":\"m\","+messages+"}")), "the role stands behind its content, in the unfinished block")
 
 	a := prefixOf(t, routing.ServeChat, NewPrefixSalt([]byte("a")), `{"model":"m",`+messages+"}")
 	b := prefixOf(t, routing.ServeChat, NewPrefixSalt([]byte("b")), `{"model":"m",`+messages+"}")
@@ -114,7 +122,7 @@ func TestPrefixLongToolsAreBlocks(t *testing.T) {
 	tools := fmt.Sprintf(`"tools":[{"function":{"name":"f","description":%q}}]`, words(6, 7000))
 	a := prefixOf(t, routing.ServeChat, salt, `{"model":"m",`+tools+`,"messages":[{"role":"user","content":"hello"}]}`)
 	b := prefixOf(t, routing.ServeChat, salt, `{"model":"m","messages":[{"role":"user","content":"goodbye"}],`+tools+`}`)
-	require.Len(t, a, 3)
+	require.Len(t, a, blocksOf(7000))
 	assert.Equal(t, a, b)
 }
 
@@ -125,11 +133,11 @@ func TestPrefixMediaCountByTokensAndContent(t *testing.T) {
 	}
 	text := words(7, 8000)
 	a, b, c := image("AAAA", text), image(strings.Repeat("AAAA", 100000), text), image("AAAB", text)
-	assert.Len(t, a, (4000+8000)/2048, "a thousand tokens and the text")
+	assert.Len(t, a, blocksOf(4000+8000), "a thousand tokens and the text")
 	assert.Len(t, b, len(a), "not by its bytes")
 	assert.Zero(t, common(a, b))
 	assert.Zero(t, common(a, c))
-	assert.Equal(t, 1, common(a, image("AAAA", words(8, 8000))), "the same picture in front of other text")
+	assert.Equal(t, blocksOf(4000), common(a, image("AAAA", words(8, 8000))), "the same picture in front of other text")
 }
 
 func TestPrefixOfTokenIDs(t *testing.T) {
@@ -140,8 +148,8 @@ func TestPrefixOfTokenIDs(t *testing.T) {
 	body := func(n int) string { return `{"prompt":[` + strings.Join(ids[:n], ",") + `]}` }
 	salt := NewPrefixSalt(nil)
 	a, b := prefixOf(t, routing.ServeCompletions, salt, body(1024)), prefixOf(t, routing.ServeCompletions, salt, body(1500))
-	assert.Len(t, a, 2)
-	assert.Equal(t, a, b, "512 ids are a block")
+	require.Len(t, a, blocksOf(4*1024), "an id is four bytes")
+	assert.Equal(t, a, b[:len(a)])
 }
 
 func TestPrefixOfOtherServices(t *testing.T) {
@@ -149,11 +157,11 @@ func TestPrefixOfOtherServices(t *testing.T) {
 	x, y := words(10, 3000), words(11, 3000)
 	p := prefixOf(t, routing.ServeResponses, salt, fmt.Sprintf(`{"model":"m","input":%q,"instructions":%q}`, y, x))
 	q := prefixOf(t, routing.ServeResponses, salt, fmt.Sprintf(`{"model":"m","instructions":%q,"input":[{"role":"user","content":[{"type":"input_text","text":%q}]}]}`, x, y))
-	assert.Len(t, p, 2)
+	assert.Len(t, p, 2*blocksOf(3000))
 	assert.Equal(t, p, q, "instructions come first wherever they stand")
 	m := prefixOf(t, routing.ServeMessages, salt, fmt.Sprintf(`{"messages":[{"role":"user","content":%q}],"system":[{"type":"text","text":%q,"cache_control":{"type":"ephemeral"}}],"model":"m"}`, y, x))
 	n := prefixOf(t, routing.ServeMessages, salt, fmt.Sprintf(`{"model":"m","system":%q,"messages":[{"role":"user","content":%q}]}`, x, y))
-	assert.Len(t, m, 2)
+	assert.Len(t, m, 2*blocksOf(3000))
 	assert.Equal(t, m, n)
 }
 
@@ -162,14 +170,14 @@ func TestBlockHashPieces(t *testing.T) {
 	salt := NewPrefixSalt([]byte("x"))
 	rnd := rand.New(rand.NewPCG(1, 1))
 	data := []byte(words(12, 20000))
-	whole := blockHash{salt: salt}
+	whole := blockHash{salt: salt.keys()}
 	whole.reset()
 	whole.write(data)
 	blocks := append([]uint64(nil), whole.blocks...)
 	tail := whole.finish()
-	require.Len(t, blocks, 9)
+	require.Len(t, blocks, blocksOf(len(data)))
 	for range 200 {
-		h := blockHash{salt: salt}
+		h := blockHash{salt: salt.keys()}
 		h.reset()
 		for p := data; len(p) > 0; {
 			n := min(len(p), rnd.IntN([]int{3, 70, 3000}[rnd.IntN(3)])+1)
@@ -187,10 +195,10 @@ func TestBlockHashPieces(t *testing.T) {
 		require.Equal(t, tail, h.finish())
 	}
 	// Every bit of a block counts, and so does the length of the rest.
-	for _, i := range []int{0, 17, 2047} {
+	for _, i := range []int{0, 17, 127} {
 		other := bytes.Clone(data)
 		other[i] ^= 1
-		h := blockHash{salt: salt}
+		h := blockHash{salt: salt.keys()}
 		h.reset()
 		h.write(other)
 		assert.NotEqual(t, blocks[0], h.blocks[0], i)
@@ -198,7 +206,7 @@ func TestBlockHashPieces(t *testing.T) {
 	}
 	sums := map[uint64]int{}
 	for n := range 200 {
-		h := blockHash{salt: salt}
+		h := blockHash{salt: salt.keys()}
 		h.reset()
 		h.write(make([]byte, n))
 		s := h.finish()
@@ -253,20 +261,44 @@ func BenchmarkPeek(b *testing.B) {
 	}
 }
 
-// Where a byte is four tokens, as with simulated engines, a block shrinks with it, so that prefixes are still found.
-func TestBlockFitsTheTokenizer(t *testing.T) {
-	salt := NewPrefixSalt([]byte("k"))
-	blocks := func() int {
-		h := blockHash{salt: salt}
-		h.reset()
-		h.write(bytes.Repeat([]byte("0123456789abcdef"), 256)) // 4,096 bytes
-		return len(h.blocks)
+// Where blocks end hangs on nothing but the position: agents that know different things of a model's tokens agree.
+func TestBlocksAreALadder(t *testing.T) {
+	var ends, in []int
+	for at := 0; at < 24<<10; {
+		at += blockSize(at)
+		ends = append(ends, at)
+		if carried(at) {
+			in = append(in, at)
+		}
 	}
-	for _, c := range []struct {
-		perToken float64
-		blocks   int
-	}{{4, 2}, {1.5, 2}, {0.26, 32}, {0.2, 32}, {0.24, 32}, {0.001, 64}, {3, 2}} {
-		salt.fit(c.perToken)
-		assert.Equal(t, c.blocks, blocks(), c.perToken)
+	assert.Equal(t, []int{128, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048, 2304}, ends[:17])
+	assert.Equal(t, []int{16 << 10, 18 << 10, 20 << 10, 22 << 10, 24 << 10}, ends[len(ends)-5:])
+	assert.Equal(t, []int{256, 512, 1024, 2048, 4096, 6144, 8192, 10240, 12288, 14336, 16384, 18432, 20480, 22528, 24576}, in)
+	for i, end := range ends[1:] {
+		assert.LessOrEqual(t, end-ends[i], max(leastBlock, end/8), "a prefix is known to an eighth")
 	}
+
+	k, err := peek(routing.ServeChat, "application/json", "", NewPrefixSalt(nil), fmt.Appendf(nil, `{"messages":[{"role":"user","content":%q}]}`, words(1, 3000)))
+	require.NoError(t, err)
+	for i, h := range k.Prefix {
+		assert.Equal(t, !carried(ends[i]), h&routing.FineBlock != 0, ends[i])
+		assert.Equal(t, ends[i], int(k.Ends[i]))
+	}
+	require.Len(t, k.Ends, blocksOf(3000))
+	tokens := k.ends(12_000) // four tokens a byte, as with simulated engines
+	assert.InDelta(t, 512, int(tokens[0]), 2)
+	assert.InDelta(t, 12_000, int(tokens[len(tokens)-1]), 4*256*2)
+	assert.Equal(t, tokens, k.ends(12_000), "twice the same")
+}
+
+func TestSaltFollowsTheKey(t *testing.T) {
+	s := NewPrefixSalt([]byte("a"))
+	body := fmt.Sprintf(`{"messages":[{"role":"user","content":%q}]}`, words(1, 3000))
+	before, session := prefixOf(t, routing.ServeChat, s, body), s.Session("x")
+	assert.False(t, s.Set([]byte("a")))
+	assert.Equal(t, before, prefixOf(t, routing.ServeChat, s, body))
+	assert.True(t, s.Set([]byte("b")))
+	assert.Zero(t, common(before, prefixOf(t, routing.ServeChat, s, body)))
+	assert.NotEqual(t, session, s.Session("x"))
+	assert.Equal(t, prefixOf(t, routing.ServeChat, NewPrefixSalt([]byte("b")), body), prefixOf(t, routing.ServeChat, s, body))
 }

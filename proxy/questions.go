@@ -22,7 +22,7 @@ const LinkPath = "/grapevine/v1/link"
 
 // Kinds of questions between agents (package link has the frames). Numbers are a contract.
 const (
-	AskScore  byte = 1 // what would this request cost you? ask.go
+	AskScore  byte = 8 // what would this request cost you? ask.go; 1 was the same with blocks of one size
 	AskRecord byte = 2 // your load record, for those whom gossip does not reach
 	AskModels byte = 3 // your model list
 	AskDigest byte = 4 // your whole prefix digest

@@ -301,9 +301,6 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	x.made(a, ans.Head.Status)
 	if ans.Head.Status == 200 && o == routing.OutcomeOK && !x.goesOn() {
 		r, first := x.p.lessons.note(x.req.Model, &x.peek, u)
-		if r.OK && x.p.cfg.Salt != nil {
-			x.p.cfg.Salt.fit(r.V)
-		}
 		if first && max(r.V/defaultPerToken, defaultPerToken/r.V) > otherUnit {
 			x.p.account.forgetRate()
 		}

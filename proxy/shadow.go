@@ -197,5 +197,5 @@ func (x *exchange) shadowPick(s *routing.Snapshot, d *routing.Decision, now time
 	if to != nil {
 		x.rec.Shadow, x.rec.ShadowHereMS, x.rec.ShadowThereMS = to.Member().Node, n.here*1000, n.there*1000
 	}
-	return choice{Peer: s.Self(), Tokens: x.req.PromptTokens, Score: n.here, Reason: routing.ReasonShadow}
+	return choice{Peer: s.Self(), Tokens: x.req.PromptTokens, Score: n.here, First: n.here, Reason: routing.ReasonShadow}
 }

@@ -108,8 +108,8 @@ func (x *exchange) busier(now time.Time) bool {
 	if x.role != roleTarget || x.limit <= 0 || x.ticket != 0 {
 		return false
 	}
-	score, _, ok := x.p.cfg.Table.Answer(&x.req, now)
-	return !ok || score > x.limit.Seconds()
+	a := x.p.cfg.Table.Answer(&x.req, now)
+	return !a.OK || a.Score > x.limit.Seconds()
 }
 
 // movedTo reads where a target says that the request went.

@@ -4,13 +4,13 @@ import "time"
 
 // Answer returns our own exact cost for a request that a peer asks about, in seconds, and how many prompt tokens we
 // must compute for it: what the own books say now, with the own digest. What the asker knows itself (round trip, slow
-// start, failures it saw) it adds itself, in Settle. ok is false if we take nothing of that class now. It counts nothing.
-func (t *Table) Answer(r *Request, now time.Time) (score float64, tokens int, ok bool) {
+// start, failures it saw) it adds itself, in Settle. OK is false if we take nothing of that class now. It counts nothing.
+func (t *Table) Answer(r *Request, now time.Time) Answer {
 	s := t.Snapshot()
 	v := t.self.view.Load()
 	level := t.self.level(v, t.clock.tick(now), r.class())
 	if level >= levelRefuses {
-		return 0, 0, false
+		return Answer{}
 	}
 	blocks := 0
 	if d := t.own.Load(); d != nil && len(r.Prefix) > 0 {
@@ -18,11 +18,12 @@ func (t *Table) Answer(r *Request, now time.Time) (score float64, tokens int, ok
 	}
 	u := uncached(r, blocks)
 	l := t.self.load(v, s)
-	score = l.cost(u)
+	a := Answer{Tokens: int(u), OK: true}
+	a.Score, a.First = l.cost(u)
 	if level == levelFull {
-		score += fullSeconds
+		a.Score += fullSeconds
 	}
-	return score, int(u), true
+	return a
 }
 
 // Candidate is one replica in an explanation.

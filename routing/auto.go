@@ -129,10 +129,17 @@ func (a *auto) decide(d *Decision, c *candidates, known *cachedBlocks, owner int
 			x.score -= sticky
 			x.extra -= sticky
 		}
+		most := len(r.Prefix) // nobody told us what it has cached: at best, all
+		switch {
+		case x.peer.self:
+			most = blocks
+		case sure:
+			most = reach(r.Prefix, blocks)
+		}
 		best := x.score
-		if !sure { // nobody told us what it has cached: at best, all
+		if most > blocks {
 			y := *x
-			y.rate(s, uncached(r, len(r.Prefix)), c.now)
+			y.rate(s, uncached(r, most), c.now)
 			best = y.score
 		}
 		if i == 0 || best < hopeful {
@@ -194,7 +201,7 @@ func (c *candidates) narrow(best, self, owner int, rnd *rand.Rand) int {
 // decision makes d, which is zero, the choice of candidate i without asking, with the best of the others as runner-up.
 func (c *candidates) decision(d *Decision, i int, why Reason) {
 	x := &c.list[i]
-	d.Peer, d.Score, d.Tokens, d.Reason = x.peer, x.score, x.tokens, why
+	d.Peer, d.Score, d.First, d.Tokens, d.Reason = x.peer, x.score, x.first, x.tokens, why
 	for k := range c.n {
 		if y := &c.list[k]; k != i && (d.RunnerUp == nil || y.score < d.RunnerUpScore) {
 			d.RunnerUp, d.RunnerUpScore = y.peer, y.score
@@ -226,7 +233,7 @@ func (a *auto) askList(c *candidates, owner int, d *Decision, rnd *rand.Rand) {
 			others++
 		}
 		d.Ask[d.Asks], d.AskScore[d.Asks], d.AskTokens[d.Asks] = x.peer, x.score, x.tokens
-		d.askFactor[d.Asks], d.askExtra[d.Asks] = x.factor, x.extra
+		d.askFactor[d.Asks], d.askExtra[d.Asks], d.askFirst[d.Asks] = x.factor, x.extra, x.first
 		d.Asks++
 	}
 	if others == 0 {

@@ -37,7 +37,7 @@ func benchPick(b *testing.B, policy string, n int, prefix int) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	r := Request{Model: "m", Service: ServeChat, PromptTokens: 9000}
 	for i := range prefix {
-		r.Prefix = append(r.Prefix, mix(uint64(i)))
+		r.Prefix = append(r.Prefix, mix(uint64(i))&^FineBlock)
 	}
 	for boot := uint64(2); boot < 200; boot++ {
 		var blocks []uint32

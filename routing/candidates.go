@@ -10,6 +10,7 @@ type candidate struct {
 	index  int // in its group
 	tokens int // prompt tokens that it must compute
 	score  float64
+	first  float64 // when its first token would come, s
 	factor float64 // of slow start and slowness
 	extra  float64 // round trip and penalty, s
 }

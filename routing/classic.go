@@ -63,7 +63,7 @@ func (x *pool) decision(p *Peer, why Reason) Decision {
 	}
 	c := candidate{peer: p, view: p.view.Load()}
 	c.rate(x.s, float64(x.r.PromptTokens), x.now)
-	return Decision{Peer: p, Score: c.score, Tokens: c.tokens, Reason: why}
+	return Decision{Peer: p, Score: c.score, First: c.first, Tokens: c.tokens, Reason: why}
 }
 
 // least returns the member with the lowest cost and the runner-up; ties go to a random one, without a source to the

@@ -10,6 +10,7 @@ const AskVersion = 1
 type Decision struct {
 	Peer          *Peer   // nil: none usable, Reason says why
 	Score         float64 // seconds; what Peer was predicted to cost
+	First         float64 // seconds; when Peer's first token was to come, without what only speaks against it: for Observe
 	Tokens        int     // prompt tokens that it must compute: what Sent is to be given
 	Reason        Reason
 	RunnerUp      *Peer   // second best; nil = there was none
@@ -26,8 +27,9 @@ type Decision struct {
 	// What only the asker knows, by the same index: the factor for slow start and slowness, and the seconds to add for
 	// the round trip and for failures.
 	askFactor, askExtra [MaxAsk]float64
-	drawn               uint32 // bit i: Ask[i] may be chosen for its load alone, see settle.go
-	at                  tick   // of the pick
+	askFirst            [MaxAsk]float64 // First, by what gossip said
+	drawn               uint32          // bit i: Ask[i] may be chosen for its load alone, see settle.go
+	at                  tick            // of the pick
 	table               *Table
 }
 
@@ -35,6 +37,7 @@ type Decision struct {
 type Answer struct {
 	Index  int     // index in Decision.Ask
 	Score  float64 // seconds, exact: what Table.Answer returned there
+	First  float64 // seconds; when its first token would come
 	Tokens int     // prompt tokens that it must compute, by its own digest
 	OK     bool    // false: it refuses (draining, full). Who did not answer in time is not in the list at all
 }

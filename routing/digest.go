@@ -13,8 +13,9 @@ import (
 // whoever holds a block holds all before it.
 type Digest struct {
 	mu       sync.Mutex
-	full     int // blocks that the KV cache has room for
+	full     int // prompt tokens that the KV cache has room for
 	capacity int // … and that we believe to last, corrected by what the engine says
+	used     int // of those, by the blocks
 	index    map[uint32]int32
 	nodes    []digestNode
 	free     []int32
@@ -28,6 +29,8 @@ type Digest struct {
 
 type digestNode struct {
 	block      uint32
+	tokens     int32 // in the block
+	fine       bool  // peers are not told of it
 	prev, next int32
 }
 
@@ -51,11 +54,10 @@ func (d *Digest) Resize(kvTokens int) {
 	if kvTokens <= 0 {
 		kvTokens = defaultKVTokens
 	}
-	full := max(1, kvTokens/PrefixBlockTokens)
-	if full == d.full {
+	if kvTokens == d.full {
 		return // what was learned holds
 	}
-	d.full, d.capacity = full, full
+	d.full, d.capacity = kvTokens, kvTokens
 	d.evict()
 }
 
@@ -73,7 +75,7 @@ func (d *Digest) Clear() {
 
 func (d *Digest) reset() {
 	d.index = map[uint32]int32{}
-	d.nodes, d.free = nil, nil
+	d.nodes, d.free, d.used = nil, nil, 0
 	d.head, d.tail = noNode, noNode
 	d.added, d.dropped = map[uint32]struct{}{}, map[uint32]struct{}{}
 }
@@ -88,15 +90,23 @@ func (d *Digest) Len() int {
 // Match returns how many leading blocks of the prefix are cached by the time a request that comes now gets its turn: those
 // cached now, and those of requests that wait before it. Without these a fleet with cold caches and full queues never
 // gets warm: the turns of one session, each answered by agents that know nothing of the ones before, go everywhere.
+//
+// A digest that was taken back after a restart has no fine blocks: who has a block has those before it.
 func (d *Digest) Match(prefix []uint64) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	depth := 0
 	for i, b := range prefix {
-		if _, ok := d.index[uint32(b)]; !ok && d.expected[uint32(b)] == 0 {
-			return i
+		_, ok := d.index[uint32(b)]
+		fine := b&FineBlock != 0
+		switch {
+		case (ok || d.expected[uint32(b)] > 0) && (depth == i || !fine):
+			depth = i + 1
+		case !fine:
+			return depth
 		}
 	}
-	return len(prefix)
+	return depth
 }
 
 // Expect notes that a request with this prefix waits for the engine, until Forgo.
@@ -119,27 +129,45 @@ func (d *Digest) Forgo(prefix []uint64) {
 	}
 }
 
-// Touch notes that a prompt with this prefix went through the engine.
-func (d *Digest) Touch(prefix []uint64) {
+// Touch notes that a prompt with this prefix went through the engine; ends are Request.Ends.
+func (d *Digest) Touch(prefix []uint64, ends []uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for i := len(prefix) - 1; i >= 0; i-- {
-		b := uint32(prefix[i])
-		if n, ok := d.index[b]; ok {
+		b, tokens := uint32(prefix[i]), int32(PrefixBlockTokens)
+		if i < len(ends) {
+			tokens = int32(ends[i])
+			if i > 0 {
+				tokens -= int32(ends[i-1])
+			}
+		}
+		n, ok := d.index[b]
+		if ok {
 			d.unlink(n)
-			d.push(n)
-			continue
-		}
-		n := d.node(b)
-		d.index[b] = n
-		d.push(n)
-		if _, ok := d.dropped[b]; ok {
-			delete(d.dropped, b)
 		} else {
-			d.added[b] = struct{}{}
+			n = d.put(b, prefix[i]&FineBlock != 0)
 		}
+		d.used += int(tokens - d.nodes[n].tokens)
+		d.nodes[n].tokens = tokens
+		d.push(n)
 	}
 	d.evict()
+}
+
+// put adds a block, without tokens and outside of the list.
+func (d *Digest) put(b uint32, fine bool) int32 {
+	n := d.node(b)
+	d.nodes[n].fine = fine
+	d.index[b] = n
+	if fine {
+		return n
+	}
+	if _, ok := d.dropped[b]; ok {
+		delete(d.dropped, b)
+	} else {
+		d.added[b] = struct{}{}
+	}
+	return n
 }
 
 // Correct compares what we believed with what the engine reported for one request, both in prompt tokens. Where the
@@ -152,26 +180,31 @@ func (d *Digest) Correct(believed, cached int) {
 	defer d.mu.Unlock()
 	switch {
 	case believed-cached >= PrefixBlockTokens:
-		d.capacity = max(min(d.full, 16), d.capacity-max(1, d.full/400))
+		d.capacity = max(min(d.full, leastDigest), d.capacity-d.full/400)
 	case believed > 0:
-		d.capacity = min(d.full, d.capacity+max(1, d.full/400))
+		d.capacity = min(d.full, d.capacity+d.full/400)
 	}
 	d.evict()
 }
 
-// Blocks returns all blocks, used last first, with the sequence number of the newest delta.
+// leastDigest is what a digest keeps whatever the engine says, in prompt tokens.
+const leastDigest = 8192
+
+// Blocks returns all blocks that peers are told of, used last first, with the sequence number of the newest delta.
 func (d *Digest) Blocks() (blocks []uint32, seq uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	blocks = make([]uint32, 0, len(d.index))
 	for n := d.head; n != noNode; n = d.nodes[n].next {
-		blocks = append(blocks, d.nodes[n].block)
+		if x := &d.nodes[n]; !x.fine {
+			blocks = append(blocks, x.block)
+		}
 	}
 	return blocks, d.seq
 }
 
 // Restore fills an empty digest with blocks in the order that Blocks gave: our own last digest, taken back from a peer
-// after a restart of the agent alone.
+// after a restart of the agent alone. How many tokens a block has is told by the next prompt with it; until then 512.
 func (d *Digest) Restore(blocks []uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -179,10 +212,10 @@ func (d *Digest) Restore(blocks []uint32) {
 		if _, ok := d.index[blocks[i]]; ok {
 			continue
 		}
-		n := d.node(blocks[i])
-		d.index[blocks[i]] = n
+		n := d.put(blocks[i], false)
+		d.nodes[n].tokens = PrefixBlockTokens
+		d.used += PrefixBlockTokens
 		d.push(n)
-		d.added[blocks[i]] = struct{}{}
 	}
 	d.evict()
 }
@@ -228,7 +261,7 @@ func (d *Digest) Seq() uint32 {
 }
 
 func (d *Digest) evict() {
-	for len(d.index) > d.capacity {
+	for d.used > d.capacity {
 		d.drop(d.nodes[d.tail].block)
 	}
 }
@@ -238,6 +271,10 @@ func (d *Digest) drop(b uint32) {
 	d.unlink(n)
 	delete(d.index, b)
 	d.free = append(d.free, n)
+	d.used -= int(d.nodes[n].tokens)
+	if d.nodes[n].fine {
+		return
+	}
 	if _, ok := d.added[b]; ok {
 		delete(d.added, b)
 	} else {
@@ -249,7 +286,7 @@ func (d *Digest) node(b uint32) int32 {
 	if l := len(d.free); l > 0 {
 		n := d.free[l-1]
 		d.free = d.free[:l-1]
-		d.nodes[n].block = b
+		d.nodes[n] = digestNode{block: b}
 		return n
 	}
 	d.nodes = append(d.nodes, digestNode{block: b})

@@ -13,7 +13,7 @@ import (
 func chain(session uint64, n int) []uint64 {
 	out := make([]uint64, n)
 	for i := range out {
-		out[i] = mix(session<<20 + uint64(i))
+		out[i] = mix(session<<20+uint64(i)) &^ FineBlock
 	}
 	return out
 }
@@ -21,16 +21,16 @@ func chain(session uint64, n int) []uint64 {
 func TestDigestIsAnLRUOfWholeChains(t *testing.T) {
 	d := NewDigest(10 * PrefixBlockTokens)
 	a, b := chain(1, 6), chain(2, 3)
-	d.Touch(a)
-	d.Touch(b)
+	d.Touch(a, nil)
+	d.Touch(b, nil)
 	assert.Equal(t, 6, d.Match(a))
 	assert.Equal(t, 3, d.Match(b))
 	assert.Zero(t, d.Match(chain(3, 2)))
-	d.Touch(chain(3, 4)) // 13 blocks for 10 places: the deepest of the oldest chain go
+	d.Touch(chain(3, 4), nil) // 13 blocks for 10 places: the deepest of the oldest chain go
 	assert.Equal(t, 3, d.Match(a))
 	assert.Equal(t, 3, d.Match(b))
-	d.Touch(a[:1])
-	d.Touch(chain(4, 3)) // two of a are left that were not used again, then b's deepest
+	d.Touch(a[:1], nil)
+	d.Touch(chain(4, 3), nil) // two of a are left that were not used again, then b's deepest
 	assert.Equal(t, 1, d.Match(a))
 	assert.Equal(t, 2, d.Match(b))
 	assert.Equal(t, 10, d.Len())
@@ -40,10 +40,10 @@ func TestDigestIsAnLRUOfWholeChains(t *testing.T) {
 }
 
 func TestDigestSize(t *testing.T) {
-	assert.Equal(t, 839, NewDigest(430_000).capacity)
-	assert.Equal(t, 839, NewDigest(0).capacity, "unknown")
+	assert.Equal(t, 430_000, NewDigest(430_000).capacity)
+	assert.Equal(t, 430_000, NewDigest(0).capacity, "unknown")
 	d := NewDigest(0)
-	d.Touch(chain(1, 500))
+	d.Touch(chain(1, 500), nil)
 	d.Resize(100 * PrefixBlockTokens)
 	assert.Equal(t, 100, d.Match(chain(1, 500)))
 }
@@ -54,7 +54,7 @@ func TestDigestExpectsWhatWaits(t *testing.T) {
 	d := NewDigest(0)
 	a, b := chain(1, 6), chain(1, 6)
 	b[4], b[5] = 77, 78 // another turn of the same talk
-	d.Touch(a[:1])
+	d.Touch(a[:1], nil)
 	d.Expect(a)
 	d.Expect(b[:5])
 	assert.Equal(t, 6, d.Match(a))
@@ -69,13 +69,13 @@ func TestDigestExpectsWhatWaits(t *testing.T) {
 
 func TestDigestIsCorrectedByTheEngine(t *testing.T) {
 	d := NewDigest(1000 * PrefixBlockTokens)
-	d.Touch(chain(1, 1000))
+	d.Touch(chain(1, 1000), nil)
 	d.Correct(50_000, 50_000-100)
 	assert.Equal(t, 1000, d.Len(), "less than a block apart: right")
 	d.Correct(50_000, 10_000)
-	assert.Equal(t, 998, d.Len())
+	assert.Equal(t, 997, d.Len())
 	d.Resize(1000 * PrefixBlockTokens)
-	assert.Equal(t, 998, d.Len(), "the next reading of the engine's pages says the same size")
+	assert.Equal(t, 997, d.Len(), "the next reading of the engine's pages says the same size")
 	for range 600 {
 		d.Correct(50_000, 0)
 	}
@@ -83,7 +83,7 @@ func TestDigestIsCorrectedByTheEngine(t *testing.T) {
 	for range 1000 {
 		d.Correct(512, 512)
 	}
-	assert.Equal(t, 1000, d.capacity, "grows back while right")
+	assert.Equal(t, 1000*PrefixBlockTokens, d.capacity, "grows back while right")
 }
 
 // TestDeltasRebuildTheDigest plays random traffic, with deltas lost on the way, against a peer's index.
@@ -93,7 +93,7 @@ func TestDeltasRebuildTheDigest(t *testing.T) {
 	tbl := newFleet(2)
 	pulls := 0
 	for range 3000 {
-		d.Touch(chain(uint64(rnd.IntN(60)), 1+rnd.IntN(20)))
+		d.Touch(chain(uint64(rnd.IntN(60)), 1+rnd.IntN(20)), nil)
 		if rnd.IntN(500) == 0 {
 			d.Clear()
 		}
@@ -212,6 +212,77 @@ func TestPrefixIndex(t *testing.T) {
 	assert.Equal(t, uint64(3), d.Ask[0].Boot())
 	assert.Equal(t, 7*512, d.AskTokens[0])
 	assert.Equal(t, ReasonPrefix, d.Reason)
+}
+
+// finePrefix is a chain whose blocks are 64 tokens each, of which digests carry every fourth.
+func finePrefix(session uint64, n int) (prefix []uint64, ends []uint32) {
+	prefix = chain(session, n)
+	for i := range prefix {
+		if i%4 != 3 {
+			prefix[i] |= FineBlock
+		}
+		ends = append(ends, uint32(64*(i+1)))
+	}
+	return prefix, ends
+}
+
+// Peers are told of few blocks; the books of the engine's own agent have all, and know how much each is.
+func TestFineBlocksStayAtHome(t *testing.T) {
+	d := NewDigest(64 * 20)
+	prefix, ends := finePrefix(1, 15)
+	d.Touch(prefix, ends)
+	assert.Equal(t, 15, d.Match(prefix))
+	assert.Equal(t, 15, d.Len())
+	told, _ := d.Blocks()
+	assert.Equal(t, []uint32{uint32(prefix[3]), uint32(prefix[7]), uint32(prefix[11])}, told)
+	x, ok := d.Delta(2, DeltaMax)
+	require.True(t, ok)
+	assert.Equal(t, told, x.Added)
+
+	other, _ := finePrefix(2, 10)
+	d.Touch(other, ends)
+	assert.Equal(t, 10, d.Match(prefix), "by tokens there is room for 20 blocks")
+	x, ok = d.Delta(2, DeltaMax)
+	require.True(t, ok)
+	assert.Equal(t, []uint32{uint32(prefix[11])}, x.Dropped)
+
+	tbl := newFleet(3)
+	tbl.SetDigest(2, 1, told, t0)
+	r := &Request{Model: "m", PromptTokens: 1000, Prefix: prefix, Ends: ends}
+	assert.Equal(t, 1000-12*64, tbl.Uncached(tbl.Peer(2), r, t0))
+	assert.Equal(t, 1000, tbl.Uncached(tbl.Peer(3), r, t0))
+	var k cachedBlocks
+	tbl.index.find(prefix[:11], &k)
+	assert.Equal(t, 8, k.depth)
+	assert.Equal(t, prefix[3], k.key(prefix), "owners too are found by a block that digests carry")
+	assert.Equal(t, 11, reach(prefix, 8))
+	assert.Equal(t, 12, reach(prefix[:12], 12))
+
+	// Taken back after a restart, it has what peers were told, and grows with the next prompt.
+	again := NewDigest(0)
+	again.Restore(told)
+	assert.Equal(t, 12, again.Match(prefix))
+	again.Touch(prefix[:13], ends)
+	assert.Equal(t, 13, again.Match(prefix))
+	assert.Equal(t, 13*64, again.used)
+}
+
+// Who holds what a digest tells may hold more of the prompt, so it is asked before our own replica is said to be as good.
+func TestStayingAsksWhoMayHoldMore(t *testing.T) {
+	tbl := newFleet(2)
+	prefix, ends := finePrefix(1, 40)
+	for i := range prefix {
+		ends[i] *= 8 // 512 tokens a block, 2,048 between two that are told
+	}
+	own := NewDigest(0)
+	own.Touch(prefix[:6], ends)
+	tbl.SetOwnDigest(own)
+	r := &Request{Model: "m", PromptTokens: 20_480, Prefix: prefix, Ends: ends}
+	p := mustPolicy(t, "auto")
+	tbl.SetDigest(2, 1, nil, t0)
+	assert.Zero(t, p.Pick(tbl.Snapshot(), r, t0, newRand(1)).Asks, "nobody else has anything")
+	tbl.SetDigest(2, 2, []uint32{uint32(prefix[3])}, t0)
+	assert.Equal(t, 2, p.Pick(tbl.Snapshot(), r, t0, newRand(1)).Asks, "it has four blocks or up to seven, we have six")
 }
 
 func TestNewSessionsMeetAtTheirOwner(t *testing.T) {

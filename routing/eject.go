@@ -50,7 +50,8 @@ type health struct {
 	firstsN int
 	ramping int // first tokens in time during slow start
 
-	slow   float64 // EWMA of time to first token against its prediction
+	actual float64 // EWMA of the time to first token, s; its ratio to the next is the slowness: a mean of ratios would be that of the shortest prompts
+	wanted float64 // EWMA of its prediction, s
 	slowN  int
 	slowAt tick
 }

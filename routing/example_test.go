@@ -33,7 +33,8 @@ func Example() {
 	for i, p := range d.Asked() {
 		a := routing.Answer{Index: i, Score: 0.06, Tokens: 500, OK: true}
 		if p.Self() {
-			a.Score, a.Tokens, a.OK = table.Answer(&request, now)
+			a = table.Answer(&request, now)
+			a.Index = i
 		}
 		answers = append(answers, a)
 	}

@@ -88,9 +88,11 @@ func (c *candidate) rate(s *Snapshot, u float64, now tick) {
 	if x := p.slowness.Load(); x != 0 {
 		c.factor *= p.slowFactor()
 	}
-	c.extra = p.roundTrip() + p.penalty(now)
+	way := p.roundTrip()
+	c.extra = way + p.penalty(now)
 	c.tokens = int(u)
-	c.score = l.cost(u)*c.factor + c.extra
+	cost, first := l.cost(u)
+	c.score, c.first = cost*c.factor+c.extra, first+way
 }
 
 // marks adds to the terms what the replica's past says.
@@ -154,7 +156,7 @@ func (*p2c) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.Rand) Decisio
 	if n == 2 && (two[1].score < two[0].score || two[1].score == two[0].score && intn(rnd, 2) == 1) {
 		b = 1
 	}
-	d := Decision{Peer: two[b].peer, Score: two[b].score, Tokens: two[b].tokens, Reason: reason}
+	d := Decision{Peer: two[b].peer, Score: two[b].score, First: two[b].first, Tokens: two[b].tokens, Reason: reason}
 	if n == 2 {
 		d.RunnerUp, d.RunnerUpScore = two[1-b].peer, two[1-b].score
 	}
@@ -179,7 +181,7 @@ func (*local) Pick(s *Snapshot, r *Request, now time.Time, _ *rand.Rand) Decisio
 		if l := e.peer.level(e.peer.view.Load(), s.table.clock.tick(now), r.class()); e.fits(r) && l < levelNever && l != levelRefuses {
 			c := candidate{peer: e.peer, view: e.peer.view.Load()}
 			c.rate(s, float64(r.PromptTokens), s.table.clock.tick(now))
-			return Decision{Peer: c.peer, Score: c.score, Tokens: c.tokens, Reason: ReasonSelf}
+			return Decision{Peer: c.peer, Score: c.score, First: c.first, Tokens: c.tokens, Reason: ReasonSelf}
 		}
 	}
 	return s.none(g, r, now)

@@ -220,7 +220,7 @@ func TestUnknownCachesKeepUsFromStaying(t *testing.T) {
 	p, rnd := mustPolicy(t, "auto"), rand.New(rand.NewPCG(1, 2))
 	d := p.Pick(tbl.Snapshot(), &r, t0, rnd)
 	assert.Equal(t, 4, d.Asks, "somebody may have all of it cached: ask")
-	own.Touch(r.Prefix)
+	own.Touch(r.Prefix, nil)
 	d = p.Pick(tbl.Snapshot(), &r, t0, rnd)
 	assert.Zero(t, d.Asks, "we have it ourselves")
 	assert.Equal(t, 5000-9*512, d.Tokens)

@@ -143,8 +143,11 @@ func (x *prefixIndex) find(prefix []uint64, k *cachedBlocks) {
 	}
 	k.members = len(x.slots) - 1
 	lo, hi := 0, len(prefix) // lo is held, hi+1 is not
-	for lo < hi {
-		mid := (lo + hi + 1) / 2
+	for {
+		mid := between(prefix, lo, hi)
+		if mid == 0 {
+			break
+		}
 		h, ok := x.blocks[uint32(prefix[mid-1])]
 		if !ok {
 			hi = mid - 1
@@ -158,6 +161,31 @@ func (x *prefixIndex) find(prefix []uint64, k *cachedBlocks) {
 		}
 	}
 	x.findCommon(prefix, k)
+}
+
+// between returns the depth in (lo, hi] nearest to its middle whose block digests carry; 0 = there is none.
+func between(prefix []uint64, lo, hi int) int {
+	mid := (lo + hi + 1) / 2
+	for d := mid; d <= hi && lo < hi; d++ {
+		if prefix[d-1]&FineBlock == 0 {
+			return d
+		}
+	}
+	for d := mid - 1; d > lo; d-- {
+		if prefix[d-1]&FineBlock == 0 {
+			return d
+		}
+	}
+	return 0
+}
+
+// reach returns how many leading blocks who is known to hold so many may hold: what follows them has no part in digests up to
+// the next block that has.
+func reach(prefix []uint64, blocks int) int {
+	for blocks < len(prefix) && prefix[blocks]&FineBlock != 0 {
+		blocks++
+	}
+	return blocks
 }
 
 // common reports whether a block is everywhere: half of the members hold it, and not all of them are listed.
@@ -178,8 +206,11 @@ func (k *cachedBlocks) blocks(slot uint16) int {
 // findCommon looks for how many leading blocks are everywhere; the lock is held.
 func (x *prefixIndex) findCommon(prefix []uint64, k *cachedBlocks) {
 	lo, hi := 0, k.depth // lo is common, hi+1 is not
-	for lo < hi {
-		mid := (lo + hi + 1) / 2
+	for {
+		mid := between(prefix, lo, hi)
+		if mid == 0 {
+			break
+		}
 		if h := x.blocks[uint32(prefix[mid-1])]; k.common(&h) {
 			lo = mid
 		} else {
@@ -192,7 +223,9 @@ func (x *prefixIndex) findCommon(prefix []uint64, k *cachedBlocks) {
 // key returns the block that the prefix's owners are found by: the first one that is not everywhere, so that requests
 // which share only what everybody shares do not all go to the same two. The last one if all are. (simlab, 64 replicas,
 // agents-a: 147 ms so, 159 with the first block always, 169 with the first block that fewer than four hold.)
-func (k *cachedBlocks) key(prefix []uint64) uint64 { return prefix[min(k.everywhere, len(prefix)-1)] }
+func (k *cachedBlocks) key(prefix []uint64) uint64 {
+	return prefix[min(reach(prefix, k.everywhere), len(prefix)-1)]
+}
 
 // SetDigest replaces what a peer holds by its whole digest with that sequence number.
 func (t *Table) SetDigest(boot uint64, seq uint32, blocks []uint32, now time.Time) {

@@ -88,7 +88,7 @@ func (a *consistentHash) Pick(s *Snapshot, r *Request, now time.Time, rnd *rand.
 	case r.Session != 0:
 		key = mix(r.Session)
 	case len(r.Prefix) > 0:
-		key = mix(r.Prefix[0])
+		key = mix(r.firstTokens())
 	case rnd != nil:
 		key = rnd.Uint64()
 	}

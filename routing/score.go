@@ -28,6 +28,7 @@ type load struct {
 	kv      float64 // share of the KV cache in use
 	kvCap   float64 // tokens; 0 = unknown
 	limit   float64 // most requests at once; 0 = unknown
+	step    float64 // s, of the batch; 0 = unknown
 }
 
 // Terms are the parts of a score, all in seconds but for the two factors.
@@ -73,29 +74,28 @@ func (l *load) terms(u float64) Terms {
 	return t
 }
 
-// cost returns the sum of the terms, in seconds: what picks use. The twin of terms, in fewer steps.
-func (l *load) cost(u float64) float64 {
+// cost returns the sum of the terms, in seconds: what picks use. The twin of terms, in fewer steps. first is when the first
+// token of the request is to come: after queue and prefill, at the end of a step of the batch. What it would cost others, and
+// pressure that may come to nothing, are not in it.
+func (l *load) cost(u float64) (cost, first float64) {
 	perToken := 1 / l.rate
 	prefill := u * perToken
-	c := l.queue*perToken + prefill*(1+harmRunning*min(l.running, harmCap)+harmWaiting*l.waiting) + kvSeconds*l.kv
+	first = l.queue*perToken + prefill
+	c := first + prefill*(harmRunning*min(l.running, harmCap)+harmWaiting*l.waiting) + kvSeconds*l.kv
+	if l.running > 0 {
+		first += l.step
+	}
 	if l.kvCap > 0 {
 		c += kvSeconds * l.queue / l.kvCap
 	}
 	if n := l.running + l.waiting + 1; l.limit > 0 && n > limitFrom*l.limit {
 		c += limitSeconds * (n - limitFrom*l.limit) / ((1 - limitFrom) * l.limit)
 	}
-	return c
+	return c, first
 }
 
 // uncached returns how many of the request's prompt tokens must be computed where blocks leading blocks are cached.
-// The last token is always computed.
-func uncached(r *Request, blocks int) float64 {
-	c := blocks * PrefixBlockTokens
-	if c > r.PromptTokens-1 {
-		c = max(0, r.PromptTokens-1)
-	}
-	return float64(r.PromptTokens - c)
-}
+func uncached(r *Request, blocks int) float64 { return float64(r.PromptTokens - r.Cached(blocks)) }
 
 // Live is the exact state of our own replica, from the proxy's own accounting and the newest scrape.
 type Live struct {

@@ -41,7 +41,9 @@ func TestScoreTerms(t *testing.T) {
 			assert.InDelta(t, tt.want.Limit, got.Limit, 1e-9, "limit")
 			sum := got.Queue + got.Prefill + got.Harm + got.KV + got.Limit
 			assert.InDelta(t, sum, got.Total(), 1e-9, "total")
-			assert.InDelta(t, sum, tt.load.cost(tt.u), 1e-9, "cost")
+			cost, first := tt.load.cost(tt.u)
+			assert.InDelta(t, sum, cost, 1e-9, "cost")
+			assert.InDelta(t, got.Queue+got.Prefill, first, 1e-9, "first token")
 		})
 	}
 }

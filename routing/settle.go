@@ -57,7 +57,8 @@ func Settle(d *Decision, answers []Answer) Decision {
 			}
 			p := d.Ask[a.Index]
 			if round > 0 || a.Tokens < most || p.self || d.drawn>>a.Index&1 != 0 {
-				c.take(p, (a.Score+d.underWay(p, a.Tokens))*d.askFactor[a.Index]+d.askExtra[a.Index], a.Tokens, ReasonAsked)
+				cost, wait := d.underWay(p, a.Tokens)
+				c.take(p, (a.Score+cost)*d.askFactor[a.Index]+d.askExtra[a.Index], a.First+wait+p.roundTrip(), a.Tokens, ReasonAsked)
 			}
 		}
 		if c.peer != nil {
@@ -68,16 +69,16 @@ func Settle(d *Decision, answers []Answer) Decision {
 	for i, p := range d.Asked() {
 		inList = inList || p == d.Peer
 		if seen>>i&1 == 0 {
-			c.take(p, d.AskScore[i]+silence, d.AskTokens[i], ReasonBest)
+			c.take(p, d.AskScore[i]+silence, d.askFirst[i], d.AskTokens[i], ReasonBest)
 		}
 	}
 	if d.Peer != nil && !inList {
-		c.take(d.Peer, d.Score, d.Tokens, d.Reason)
+		c.take(d.Peer, d.Score, d.First, d.Tokens, d.Reason)
 	}
 	if c.peer == nil {
 		return Decision{Reason: ReasonAllFull}
 	}
-	out = Decision{Peer: c.peer, Score: c.score, Tokens: c.tokens, Reason: c.reason, RunnerUp: c.second}
+	out = Decision{Peer: c.peer, Score: c.score, First: c.first, Tokens: c.tokens, Reason: c.reason, RunnerUp: c.second}
 	if c.second != nil {
 		out.RunnerUpScore = c.next
 	}
@@ -98,31 +99,33 @@ func (d *Decision) Limit() float64 {
 type chosen struct {
 	peer, second *Peer
 	score, next  float64
+	first        float64
 	tokens       int
 	reason       Reason
 }
 
-func (c *chosen) take(p *Peer, score float64, tokens int, why Reason) {
+func (c *chosen) take(p *Peer, score, first float64, tokens int, why Reason) {
 	switch {
 	case score < c.score:
 		c.second, c.next = c.peer, c.score
-		c.peer, c.score, c.tokens, c.reason = p, score, tokens, why
+		c.peer, c.score, c.first, c.tokens, c.reason = p, score, first, tokens, why
 	case score < c.next:
 		c.second, c.next = p, score
 	}
 }
 
 // underWay returns what our own sends that p's answer cannot contain yet cost a request of u uncached prompt tokens,
-// in seconds: those of the last one and a half round trips before the pick, and all since.
-func (d *Decision) underWay(p *Peer, u int) float64 {
+// in seconds: those of the last one and a half round trips before the pick, and all since; wait is for how long they are
+// before it.
+func (d *Decision) underWay(p *Peer, u int) (cost, wait float64) {
 	if p.self {
-		return 0
+		return 0, 0
 	}
 	p.mu.Lock()
 	n, tokens := p.sends.after(d.at - tick(1.5e9*p.roundTrip()))
 	p.mu.Unlock()
 	if n == 0 {
-		return 0
+		return 0, 0
 	}
 	l := load{queue: float64(tokens), waiting: float64(n)}
 	if v := p.view.Load(); v != nil {
@@ -132,5 +135,5 @@ func (d *Decision) underWay(p *Peer, u int) float64 {
 		l.rate = d.table.Rate()
 	}
 	t := l.terms(float64(u))
-	return t.Queue + t.Harm
+	return t.Queue + t.Harm, t.Queue
 }

@@ -63,7 +63,7 @@ func TestUncachedAtPeer(t *testing.T) {
 	table.SetDigest(2, 1, []uint32{11, 12}, now)
 	assert.Equal(t, 1500-1024, table.Uncached(table.Peer(2), r, now))
 	d := NewDigest(0)
-	d.Touch([]uint64{11, 12, 13})
+	d.Touch([]uint64{11, 12, 13}, nil)
 	table.SetOwnDigest(d)
 	assert.Equal(t, 1, table.Uncached(table.Self(), r, now), "the last token is always computed")
 	assert.Equal(t, 1500, table.Uncached(table.Peer(2), &Request{PromptTokens: 1500}, now))

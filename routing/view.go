@@ -51,5 +51,6 @@ func newView(r Report, now time.Time, at tick) *view {
 	b.kv = r.KVUsed.Or(0)
 	b.kvCap = float64(r.KVCapacity.Or(0))
 	b.limit = float64(r.RunLimit.Or(0))
+	b.step = r.DecodeStep.Or(0).Seconds()
 	return v
 }

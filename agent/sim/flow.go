@@ -97,8 +97,8 @@ func (s *Sim) question() *question {
 
 // reply is what the i-th asked replica, b, says.
 func (s *Sim) reply(q *question, i int, b *agent, r *request, now int64) {
-	x := routing.Answer{Index: i}
-	x.Score, x.Tokens, x.OK = b.table.Answer(&r.req, s.time(now))
+	x := b.table.Answer(&r.req, s.time(now))
+	x.Index = i
 	if b.i != r.entry {
 		s.counts.Questions++
 		q.records[len(q.answers)] = s.report(b, now)
@@ -148,11 +148,12 @@ func (s *Sim) pickExact(a *agent, r *request, now int64) {
 		}
 		s.step(b, now)
 		u := max(1, r.in-b.engine.Match(r.blocks))
-		score, _, ok := b.table.Answer(&routing.Request{PromptTokens: u}, s.time(now))
-		if !ok {
+		ans := b.table.Answer(&routing.Request{PromptTokens: u}, s.time(now))
+		if !ans.OK {
 			continue
 		}
-		score += 2 * s.hop(a.i, b.i).Seconds()
+		way := 2 * s.hop(a.i, b.i).Seconds()
+		score := ans.Score + way
 		switch {
 		case d.Peer == nil || score < d.Score:
 			ties = 1
@@ -164,7 +165,7 @@ func (s *Sim) pickExact(a *agent, r *request, now int64) {
 		default:
 			continue
 		}
-		d.Peer, d.Score, d.Tokens = p, score, u
+		d.Peer, d.Score, d.First, d.Tokens = p, score, ans.First+way, u
 	}
 	if d.Peer == nil {
 		s.refused(r, now)
@@ -176,7 +177,7 @@ func (s *Sim) pickExact(a *agent, r *request, now int64) {
 // send sends the request to its target.
 func (s *Sim) send(r *request, d routing.Decision, now int64) {
 	a := s.agents[r.entry]
-	r.peer, r.tokens, r.score = d.Peer, max(1, d.Tokens), time.Duration(d.Score*1e9)
+	r.peer, r.tokens, r.predicted = d.Peer, max(1, d.Tokens), time.Duration(d.First*1e9)
 	r.sentAt, r.begun, r.stage, r.limit = now, false, stageUnderWay, 0
 	r.target = replicaOf(d.Peer.Boot())
 	d.Peer.Sent(r.tokens, s.time(now))
@@ -206,7 +207,7 @@ func (s *Sim) back(r *request, o routing.Outcome, now int64) {
 func (s *Sim) first(r *request, now int64) {
 	r.begun = true
 	r.peer.FirstToken(r.tokens, s.time(now))
-	r.peer.Observe(r.score, time.Duration(now-r.sentAt), s.time(now))
+	r.peer.Observe(r.predicted, time.Duration(now-r.sentAt), s.time(now))
 	s.tellEntry(r, now)
 	if r.firstAt == 0 {
 		r.firstAt = now

@@ -24,7 +24,7 @@ const (
 func (s *Sim) arrive(t *agent, r *request, now int64) {
 	r.local = r.uncached(t.digest.Match(r.blocks))
 	if r.limit > 0 && r.peer != nil && !r.peer.Self() {
-		if score, _, ok := t.table.Answer(s.ask(r), s.time(now)); !ok || score > r.limit {
+		if a := t.table.Answer(s.ask(r), s.time(now)); !a.OK || a.Score > r.limit {
 			r.limit, r.refused = 0, true
 			s.counts.Busier++
 			s.events.push(event{at: now + int64(s.hop(t.i, r.entry)), kind: evBusier, r: r, gen: r.gen})
@@ -81,7 +81,7 @@ func (s *Sim) enter(t *agent, r *request, now int64) {
 	r.flight = t.account.start(r.local, now)
 	t.entered += r.local
 	if len(r.blocks) > 0 {
-		t.digest.Touch(r.blocks)
+		t.digest.Touch(r.blocks, nil)
 	}
 	h, err := t.engine.Submit(time.Duration(now), enginesim.Job{ID: uint64(r.slot), Prompt: r.in, Output: r.out, Blocks: r.blocks})
 	s.alarm(t)

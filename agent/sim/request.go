@@ -35,17 +35,17 @@ type request struct {
 	asking        *question
 
 	// The attempt under way, as the entry's books have it.
-	peer    *routing.Peer
-	tokens  int // given to Sent
-	score   time.Duration
-	sentAt  int64
-	begun   bool // its first token has come
-	ticket  bool
-	limit   float64 // s, what it may cost at its target before that refuses; 0 = it may not
-	refused bool    // its target refused once
-	fixed   bool    // was moved once: stays
-	thief   int32
-	waiting bool // was held at all
+	peer      *routing.Peer
+	tokens    int // given to Sent
+	predicted time.Duration
+	sentAt    int64
+	begun     bool // its first token has come
+	ticket    bool
+	limit     float64 // s, what it may cost at its target before that refuses; 0 = it may not
+	refused   bool    // its target refused once
+	fixed     bool    // was moved once: stays
+	thief     int32
+	waiting   bool // was held at all
 
 	// At the target.
 	local  int   // uncached prompt tokens

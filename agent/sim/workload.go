@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/grapevine-lb/grapevine/routing"
 )
 
 // Workloads are the names of the built-in traces, the default first.
@@ -161,7 +163,7 @@ func (s *source) next(r *request) bool {
 		if tenant > 0 {
 			h = mix(h + uint64(tenant)<<48)
 		}
-		r.blocks = append(r.blocks, h)
+		r.blocks = append(r.blocks, h&^routing.FineBlock)
 	}
 	return true
 }

@@ -60,11 +60,11 @@ type agent struct {
 }
 
 type flight struct {
-	peer   *routing.Peer
-	tokens int
-	score  time.Duration
-	sent   time.Time
-	first  bool
+	peer      *routing.Peer
+	tokens    int
+	predicted time.Duration
+	sent      time.Time
+	first     bool
 }
 
 // boot returns the boot id of a peer.
@@ -126,7 +126,7 @@ func (a *agent) set(self int, s snap, now float64) {
 func routed(q request) *routing.Request {
 	r := &routing.Request{PromptTokens: q.In}
 	for _, h := range q.Hashes {
-		r.Prefix = append(r.Prefix, uint64(h)*0x9E3779B97F4A7C15<<32|uint64(h))
+		r.Prefix = append(r.Prefix, (uint64(h)*0x9E3779B97F4A7C15<<32|uint64(h))&^routing.FineBlock)
 	}
 	return r
 }
@@ -171,8 +171,8 @@ func (f *fleet) pick(m message) int {
 		if m.Req.Known != nil {
 			b.own(m.Req, m.Req.Known[j])
 		}
-		x := routing.Answer{Index: i}
-		x.Score, x.Tokens, x.OK = b.table.Answer(r, at(m.Now))
+		x := b.table.Answer(r, at(m.Now))
+		x.Index = i
 		answers = append(answers, x)
 	}
 	a.pending = routing.Settle(&d, answers)
@@ -185,7 +185,7 @@ func (f *fleet) pick(m message) int {
 func (f *fleet) sent(m message) {
 	a := f.agents[m.Agent]
 	p := a.table.Peer(boot(m.Peer))
-	x := flight{peer: p, tokens: a.pending.Tokens, score: time.Duration(a.pending.Score * 1e9), sent: at(m.Now)}
+	x := flight{peer: p, tokens: a.pending.Tokens, predicted: time.Duration(a.pending.First * 1e9), sent: at(m.Now)}
 	p.Sent(x.tokens, at(m.Now))
 	a.flights[m.ID] = x
 }
@@ -199,7 +199,7 @@ func (f *fleet) first(m message) {
 	x.first = true
 	a.flights[m.ID] = x
 	x.peer.FirstToken(x.tokens, at(m.Now))
-	x.peer.Observe(x.score, at(m.Now).Sub(x.sent), at(m.Now))
+	x.peer.Observe(x.predicted, at(m.Now).Sub(x.sent), at(m.Now))
 }
 
 func (f *fleet) done(m message) {
