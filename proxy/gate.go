@@ -178,11 +178,12 @@ func (g *gate) next(h *hold, now time.Time) bool {
 // room reports whether the engine could start the request now; the lock is held.
 func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bool {
 	waited := time.Duration(0)
-	if !h.since.IsZero() {
-		waited = now.Sub(h.since)
-	}
 	x := g.state(rate)
-	x.Step = step.Seconds()
+	x.Step, x.Behind = step.Seconds(), g.queue.len()
+	if !h.since.IsZero() { // it is one of them
+		waited = now.Sub(h.since)
+		x.Behind--
+	}
 	x.Reserve = g.reserve(h.line(), now)
 	return x.Room(h.tokens, waited)
 }
@@ -190,7 +191,7 @@ func (g *gate) room(h *hold, rate float64, step time.Duration, now time.Time) bo
 // state is what the gate's decision goes by; the lock is held.
 func (g *gate) state(rate float64) routing.Gate {
 	v := &g.view
-	return routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Pending: g.pending, Entered: g.entered, Rate: rate,
+	return routing.Gate{AtEngine: g.count, Foreign: v.Foreign, Prompts: len(g.inside), Pending: g.pending, Entered: g.entered, Rate: rate,
 		RunLimit: g.runLimit(), KVUsed: v.KVUsed, KVCapacity: v.KVCapacity}
 }
 

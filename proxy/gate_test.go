@@ -39,23 +39,27 @@ func TestGateRoom(t *testing.T) {
 		view    EngineView
 		inside  []int // prompt tokens of those at the engine
 		running int   // of them with a first token
+		tokens  int
 		waited  time.Duration
 		want    bool
 	}{
-		{"empty engine", EngineView{}, nil, 0, 0, true},
-		{"a little prefill to do: 30 ms at 10,000/s is 300 tokens", EngineView{}, []int{300}, 0, 0, true},
-		{"more than that", EngineView{}, []int{301}, 0, 0, false},
-		{"a long prompt that decodes already", EngineView{}, []int{8000}, 1, 0, true},
-		{"full slots", full, []int{1, 1, 1, 1}, 4, 0, false},
-		{"a free slot", full, []int{1, 1, 1}, 3, 0, true},
-		{"slots that others took", EngineView{RunLimit: routing.Some(4), Foreign: 3}, []int{1}, 1, 0, false},
-		{"no KV space", EngineView{KVUsed: routing.Some(0.98)}, []int{1}, 1, 0, false},
-		{"the prompts let in since the reading fill the KV space", EngineView{KVUsed: routing.Some(0.5), KVCapacity: routing.Some(1000)}, []int{100, 380}, 2, 0, false},
-		{"no KV space, but nothing is there", EngineView{KVUsed: routing.Some(0.98)}, nil, 0, 0, true},
-		{"nobody came for it: a whole step is given", EngineView{}, []int{8000}, 0, routing.GatePatience, true},
-		{"nobody came for it: but no more than that", EngineView{}, []int{8200}, 0, routing.GatePatience, false},
-		{"nobody came for it: one more than the slots", full, []int{1, 1, 1, 1}, 4, routing.GatePatience, true},
-		{"nobody came for it: not two", full, []int{1, 1, 1, 1, 1}, 5, routing.GatePatience, false},
+		{"empty engine", EngineView{}, nil, 0, 1000, 0, true},
+		{"a little prefill to do: 5 ms at 10,000/s is 50 tokens", EngineView{}, []int{50}, 0, 1000, 0, true},
+		{"more than that", EngineView{}, []int{51}, 0, 1000, 0, false},
+		{"it costs the one there less than it would wait: 30 ms", EngineView{}, []int{4000}, 0, 300, 0, true},
+		{"more than that", EngineView{}, []int{4000}, 0, 301, 0, false},
+		{"but two are there", EngineView{}, []int{2000, 2000}, 0, 300, 0, false},
+		{"a long prompt that decodes already", EngineView{}, []int{8000}, 1, 1000, 0, true},
+		{"full slots", full, []int{1, 1, 1, 1}, 4, 1000, 0, false},
+		{"a free slot", full, []int{1, 1, 1}, 3, 1000, 0, true},
+		{"slots that others took", EngineView{RunLimit: routing.Some(4), Foreign: 3}, []int{1}, 1, 1000, 0, false},
+		{"no KV space", EngineView{KVUsed: routing.Some(0.98)}, []int{1}, 1, 1000, 0, false},
+		{"the prompts let in since the reading fill the KV space", EngineView{KVUsed: routing.Some(0.5), KVCapacity: routing.Some(1000)}, []int{100, 380}, 2, 1000, 0, false},
+		{"no KV space, but nothing is there", EngineView{KVUsed: routing.Some(0.98)}, nil, 0, 1000, 0, true},
+		{"nobody came for it: a whole step is given", EngineView{}, []int{8000}, 0, 1000, routing.GatePatience, true},
+		{"nobody came for it: but no more than that", EngineView{}, []int{8200}, 0, 1000, routing.GatePatience, false},
+		{"nobody came for it: one more than the slots", full, []int{1, 1, 1, 1}, 4, 1000, routing.GatePatience, true},
+		{"nobody came for it: not two", full, []int{1, 1, 1, 1, 1}, 5, 1000, routing.GatePatience, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := newTestGate()
@@ -66,7 +70,7 @@ func TestGateRoom(t *testing.T) {
 					g.over(p)
 				}
 			}
-			h := newHold(10)
+			h := newHold(c.tokens)
 			if c.waited > 0 {
 				h.since = now.Add(-c.waited)
 			}
@@ -85,7 +89,7 @@ func TestGateOrderAndCounts(t *testing.T) {
 		require.NotNil(t, first)
 		var held []*hold
 		for range 3 {
-			h := newHold(250)
+			h := newHold(400)
 			p, e := g.arrive(h, 0, time.Now())
 			require.Nil(t, e)
 			require.Nil(t, p)
@@ -93,12 +97,12 @@ func TestGateOrderAndCounts(t *testing.T) {
 		}
 		n, tokens := g.load()
 		assert.Equal(t, 3, n)
-		assert.Equal(t, 750, tokens)
+		assert.Equal(t, 1200, tokens)
 		assert.Equal(t, 1, news, "0 to 1 is told at once")
 
 		first.first(time.Now())
 		p1, p2 := (<-held[0].ready).pass, (<-held[1].ready).pass
-		assert.Empty(t, held[2].ready, "two of 250 tokens are more than 300")
+		assert.Empty(t, held[2].ready, "40 ms for two, and nobody behind it: more than 30")
 		g.drop(held[2], time.Now()) // hung up
 		n, tokens = g.load()
 		assert.Zero(t, n+tokens)
@@ -123,7 +127,7 @@ func TestDigestExpectsWhatIsHeld(t *testing.T) {
 	var held [3]*hold
 	prefix := func(i int) []uint64 { return []uint64{1, uint64(10 + i)} }
 	for i := range held {
-		held[i] = newHold(250)
+		held[i] = newHold(400)
 		held[i].req = &routing.Request{Prefix: prefix(i)}
 		_, e := g.arrive(held[i], 0, time.Now())
 		require.Nil(t, e)
@@ -143,7 +147,7 @@ func TestGateDropMeetsTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newTestGate()
 		first, _ := g.arrive(newHold(1000), 0, time.Now())
-		h := newHold(10)
+		h := newHold(1000)
 		_, _ = g.arrive(h, 0, time.Now())
 		first.done(time.Now())
 		require.Len(t, h.ready, 1)
@@ -158,7 +162,7 @@ func TestGateGoesByThePrediction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newTestGate()
 		_, _ = g.arrive(newHold(2000), 0, time.Now()) // 200 ms at 10,000/s
-		h := newHold(10)
+		h := newHold(1000)
 		start := time.Now()
 		_, _ = g.arrive(h, 0, start)
 		l := <-h.ready
@@ -185,7 +189,7 @@ func TestGateBelievesTheEnginesCounter(t *testing.T) {
 			long := newHold(2000)
 			long.blind = true
 			_, _ = g.arrive(long, 0, time.Now())
-			h := newHold(10)
+			h := newHold(1000)
 			_, _ = g.arrive(h, 0, time.Now())
 			time.Sleep(100 * time.Millisecond)
 			require.Empty(t, h.ready, name)

@@ -390,13 +390,13 @@ func TestTickets(t *testing.T) {
 		now := time.Now()
 		_, _ = g.arrive(newHold(5000), 0, now)
 		g.tickets = map[uint64]ticket{7: {until: now.Add(ticketFor)}, 8: {until: now.Add(ticketFor)}}
-		p, _ := g.arrive(newHold(10), 7, now)
+		p, _ := g.arrive(newHold(1000), 7, now)
 		assert.NotNil(t, p, "valid")
-		p, _ = g.arrive(newHold(10), 7, now)
+		p, _ = g.arrive(newHold(1000), 7, now)
 		assert.Nil(t, p, "used")
-		p, _ = g.arrive(newHold(10), 99, now)
+		p, _ = g.arrive(newHold(1000), 99, now)
 		assert.Nil(t, p, "unknown")
-		p, _ = g.arrive(newHold(10), 8, now.Add(ticketFor))
+		p, _ = g.arrive(newHold(1000), 8, now.Add(ticketFor))
 		assert.Nil(t, p, "expired")
 	})
 }

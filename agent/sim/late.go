@@ -56,7 +56,7 @@ func (r *request) uncached(blocks int) int { return max(1, r.in-min(blocks*block
 
 // gate is what an agent knows of its engine.
 func (s *Sim) gate(t *agent) routing.Gate {
-	return routing.Gate{AtEngine: t.account.running + t.account.waiting, Pending: t.account.pending, Entered: t.entered,
+	return routing.Gate{AtEngine: t.account.running + t.account.waiting, Prompts: t.account.waiting, Pending: t.account.pending, Entered: t.entered,
 		Rate: t.account.speed(), Step: t.account.step, RunLimit: routing.Some(s.cfg.Engine.Slots), KVUsed: routing.Some(t.kv),
 		KVCapacity: routing.Some(s.cfg.Engine.KVTokens)}
 }
@@ -68,8 +68,10 @@ func (s *Sim) room(t *agent, r *request, now int64) bool {
 		return g.Room(0, 0)
 	}
 	waited := time.Duration(0)
-	if r.stage == stageHeld {
+	g.Behind = len(t.held)
+	if r.stage == stageHeld { // it is one of them
 		waited = time.Duration(now - r.since)
+		g.Behind--
 	}
 	return g.Room(r.local, waited)
 }
