@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/routing"
@@ -45,9 +46,11 @@ type account struct {
 
 	busySince time.Time // there were prompts to do since, as far as that was not told to prefill
 	prefill   routing.PrefillRate
-	rated     time.Time // when that was last measured
-	bound     float64   // tokens/s; the engine was seen to be at least so fast, by answers that came whole
-	blind     int       // answers that came whole
+	rated     time.Time     // when that was last measured
+	units     atomic.Uint32 // how often prompts began to be counted in other tokens
+	old       int           // prompts at the engine that were counted before
+	bound     float64       // tokens/s; the engine was seen to be at least so fast, by answers that came whole
+	blind     int           // answers that came whole
 
 	blindSince  time.Time // start of the window for the bound by many answers
 	blindTokens int       // prompt tokens of the answers that began and came whole in it
@@ -64,6 +67,7 @@ type flight struct {
 	prompt bool // still counted as pending
 	over   bool
 	guess  bool // its prefill was declared over by prediction, so nothing may be learned from it
+	units  uint32
 
 	pass *pass // through the gate; nil = it did not come through it
 
@@ -87,7 +91,7 @@ func (a *account) start(f *flight, tokens int, l *life, w *watch, now time.Time)
 	a.waiting++
 	a.pending += tokens
 	a.accepted++
-	*f = flight{a: a, tokens: tokens, at: now, prompt: true, life: l, watch: w, next: a.flights}
+	*f = flight{a: a, tokens: tokens, at: now, prompt: true, units: a.units.Load(), life: l, watch: w, next: a.flights}
 	if f.next != nil {
 		f.next.prev = f
 	}
@@ -106,9 +110,9 @@ func (a *account) cutAll(cause error, silent time.Duration) {
 	}
 }
 
-// closeBusy adds the time since the last event to the busy period.
+// closeBusy adds the time since the last event to the busy period, but not time with prompts that were counted in other tokens.
 func (a *account) closeBusy(now time.Time) {
-	if a.waiting > 0 {
+	if a.waiting > 0 && a.old == 0 {
 		a.prefill.Busy(now.Sub(a.busySince))
 	}
 	a.busySince = now
@@ -131,7 +135,7 @@ func (f *flight) learn(now time.Time) {
 	}
 	a.prefills++
 	a.ttft = blend(a.ttft, now.Sub(f.at).Seconds(), 1.0/ttftMemory)
-	if a.prefill.Finish(f.tokens) {
+	if f.units == a.units.Load() && a.old == 0 && a.prefill.Finish(f.tokens) {
 		a.rated = now
 	}
 }
@@ -152,12 +156,21 @@ func (f *flight) leavePrompt(now time.Time) bool {
 		return false
 	}
 	a := f.a
-	a.closeBusy(now)
+	f.leaves(now)
 	f.prompt = false
-	a.waiting--
-	a.pending -= f.tokens
 	a.running++
 	return true
+}
+
+// leaves takes the request out of those without a first token; the lock is held.
+func (f *flight) leaves(now time.Time) {
+	a := f.a
+	a.closeBusy(now)
+	a.waiting--
+	a.pending -= f.tokens
+	if f.units != a.units.Load() {
+		a.old--
+	}
 }
 
 // content counts n further pieces of content.
@@ -182,11 +195,14 @@ func (f *flight) sample() {
 	f.firstAt, f.steps = f.lastAt, 0
 }
 
-// forgetRate begins to learn the prefill rate anew: it was counted in wrong tokens.
+// forgetRate begins to learn the prefill rate anew: it was counted in wrong tokens. So are the prompts that are at the engine; they
+// teach nothing. (A replica whose queue was long just then taught itself a 64th of its rate by them, and was idle for 40 s.)
 func (a *account) forgetRate() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.prefill, a.rated = routing.PrefillRate{}, time.Time{}
+	a.units.Add(1)
+	a.old = a.waiting
 }
 
 // told says how many tokens a streamed answer had, by its usage, and in how many events they came: engines put several into
@@ -217,9 +233,7 @@ func (f *flight) done(now time.Time, whole bool) {
 		a.seenBlind(f, now)
 	}
 	if f.prompt {
-		a.closeBusy(now)
-		a.waiting--
-		a.pending -= f.tokens
+		f.leaves(now)
 	} else {
 		a.running--
 	}

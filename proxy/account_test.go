@@ -230,3 +230,39 @@ func TestForgetRate(t *testing.T) {
 	prompt(9000)
 	assert.InDelta(t, 30_000, a.load().PrefillRate.V, 1)
 }
+
+// The prompts that are at the engine when tokens turn out to be others teach nothing, nor does the time that they take.
+func TestOldTokensTeachNothing(t *testing.T) {
+	var a account
+	now := time.Now()
+	var flights [90]flight
+	for i := range flights {
+		a.start(&flights[i], 500, nil, nil, now)
+	}
+	first := func(f *flight) {
+		now = now.Add(320 * time.Millisecond) // 8,000 real tokens, 25,000 a second
+		f.first(now)
+		assert.InDelta(t, 25_000, a.load().PrefillRate.Or(25_000), 1)
+	}
+	for i := range 3 {
+		now = now.Add(320 * time.Millisecond)
+		flights[i].first(now)
+	}
+	a.forgetRate()
+	for i := 3; i < 80; i++ {
+		first(&flights[i])
+	}
+	var f, g flight
+	a.start(&f, 8000, nil, nil, now)
+	for i := 80; i < 89; i++ {
+		first(&flights[i])
+	}
+	flights[89].done(now, false) // given up
+	first(&f)
+	assert.False(t, a.load().PrefillRate.OK && a.load().PrefillRate.V < 24_000)
+	a.start(&g, 8000, nil, nil, now)
+	first(&g)
+	assert.True(t, a.load().PrefillRate.OK)
+	assert.Zero(t, a.old)
+	assert.Zero(t, a.pending)
+}

@@ -49,6 +49,7 @@ type exchange struct {
 	bodyless bool // the body was let go of: it cannot be sent again
 	peek     Peek
 	req      routing.Request
+	units    uint32 // of its tokens, account.units
 	grpc     bool
 
 	arrived time.Time
@@ -321,6 +322,7 @@ func (x *exchange) fillRequest() {
 	if !k.HasModel {
 		model = queryModel(x.in.Target)
 	}
+	x.units = x.p.account.units.Load()
 	tokens := x.p.lessons.tokens(model, k)
 	x.req = routing.Request{
 		Model: model, Service: x.class.Service, PromptTokens: tokens, MaxTokens: k.MaxTokens,

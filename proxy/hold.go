@@ -146,7 +146,11 @@ func (x *exchange) start(a *attempt, p *pass, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.flight = &a.room
-	prefill := x.p.account.start(a.flight, a.tokens, &a.life, x.watch, now)
+	tokens := a.tokens
+	if x.units != x.p.account.units.Load() { // they were learned while the request waited
+		tokens = max(1, tokens*x.p.lessons.tokens(x.req.Model, &x.peek)/max(1, x.req.PromptTokens))
+	}
+	prefill := x.p.account.start(a.flight, tokens, &a.life, x.watch, now)
 	a.flight.pass = p
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
 		d.Touch(x.req.Prefix, x.req.Ends)
