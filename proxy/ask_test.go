@@ -300,6 +300,7 @@ func BenchmarkAnswerScore(b *testing.B) {
 	d.Touch(prefix, nil)
 	tab.SetOwnDigest(d)
 	p := &Proxy{cfg: Config{Table: tab}, metrics: newMetrics()}
+	p.gate.account = &p.account
 	q := appendScoreQuestion(nil, &routing.Request{PromptTokens: 8192, Prefix: prefix})
 	reply := make([]byte, 0, 128)
 	b.ReportAllocs()
