@@ -86,6 +86,9 @@ func (x *exchange) shed() {
 		outgoings.Put(x.out)
 		x.out = nil
 	}
+	if x.bodyless { // nothing is sent again
+		x.header = nil
+	}
 	x.pump.shed()
 }
 

@@ -103,6 +103,12 @@ func (u *wireUpstream) connect(ctx context.Context) (net.Conn, error) {
 		nc  net.Conn
 		err error
 	}
+	if l, ok := ctx.(*life); ok { // asked for its channel, it would keep that for as long as the stream
+		c, cancel := context.WithCancelCause(context.Background())
+		defer l.AfterFunc(func() { cancel(l.Err()) })()
+		defer cancel(nil)
+		ctx = c
+	}
 	ch := make(chan dialled, 1)
 	go func() {
 		nc, err := u.dial(ctx)
