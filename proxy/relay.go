@@ -193,6 +193,7 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 		ans.Head.Now = time.Now()
 	}
 	x.content, x.begun = true, true
+	a.predicted(ans.Head.Now)              // it came at once: nothing is learned about the prefill
 	a.end(routing.OutcomeOK, ans.Head.Now) // the replica is done with it, however long the client takes
 	if !x.sendHead(&ans.Head, false) {
 		return x.stopped(), routing.OutcomeCancelled
