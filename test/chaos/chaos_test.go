@@ -43,6 +43,7 @@ func TestKillEngine(t *testing.T) {
 }
 
 func TestKillAgent(t *testing.T) {
+	longOnly(t)
 	// In turn, so that much of what enters elsewhere is at the agent that is killed; the default would keep it at an idle entry.
 	f := newFleet(t, 3, nil, harness.Env{"GRAPEVINE_POLICY": "round_robin"})
 	elsewhere := &group{name: "elsewhere", workers: 16, targets: f.entries(0, 2)}
@@ -59,7 +60,7 @@ func TestKillAgent(t *testing.T) {
 		f.keep(f.agents[1])
 		f.agents[1].Kill()
 		killed.Store(true)
-		time.Sleep(dur(4 * time.Second))
+		time.Sleep(4 * time.Second)
 	}, func() {
 		f.agents[1].Start()
 		f.agents[1].WaitReady(30 * time.Second)
@@ -105,16 +106,14 @@ func TestStopAgent(t *testing.T) {
 }
 
 func TestSilentHang(t *testing.T) {
+	longOnly(t)
 	f := newFleet(t, 3, nil, harness.Env{"GRAPEVINE_IDLE_TIMEOUT": "2s", "GRAPEVINE_FIRST_BYTE_TIMEOUT": "20s"})
 	r := f.run(f.everywhere(24), func() {
-		f.engines[1].Fault(map[string]any{"kind": "hang", "pages": true, "for": dur(12 * time.Second).String()})
-		time.Sleep(dur(12 * time.Second))
+		f.engines[1].Fault(map[string]any{"kind": "hang", "pages": true, "for": "12s"})
+		time.Sleep(12 * time.Second)
 	}, nil)
 	r.row("engine hangs silently")
-	if *long { // shorter than the three health checks that tell, a prompt without a token may still come
-		r.noneLost()
-	}
-	r.sound()
+	r.noneLost()
 }
 
 func TestFast500(t *testing.T) {
@@ -167,15 +166,12 @@ func TestSlow(t *testing.T) {
 
 // Each replica in turn: its agent drains and exits, its engine with it, both start anew.
 func TestRoll(t *testing.T) {
+	longOnly(t)
 	f := newFleet(t, 3, nil)
-	n := 3
-	if !*long {
-		n = 1
-	}
 	g := f.everywhere(20)
 	g[0].targets = f.s.Ready(f.agents, 100*time.Millisecond)
 	r := f.run(g, func() {
-		for i := range n {
+		for i := range f.agents {
 			f.keep(f.agents[i])
 			require.Equal(t, "exit 0", f.agents[i].Term(40*time.Second))
 			f.engines[i].Signal(syscall.SIGTERM)
@@ -413,11 +409,9 @@ func TestZoneLost(t *testing.T) {
 // The kubelet ends a pod: with hooks the drain begins first and the engine goes when it is empty; without, the engine gets
 // SIGTERM at once and the agent behind it.
 func TestKubelet(t *testing.T) {
+	longOnly(t)
 	for name, hooks := range map[string]bool{"with hooks": true, "without hooks": false} {
 		t.Run(name, func(t *testing.T) {
-			if !hooks {
-				longOnly(t)
-			}
 			f := newFleet(t, 3, nil)
 			g := f.everywhere(20)
 			g[0].targets = f.s.Ready(f.agents, 100*time.Millisecond)

@@ -7,7 +7,7 @@ import (
 	"github.com/grapevine-lb/grapevine/test/e2e/harness"
 )
 
-var long = flag.Bool("long", false, "all scenarios in full, not only the smoke form of a few")
+var long = flag.Bool("long", false, "all scenarios in full, not only the smoke form of two")
 
 func TestMain(m *testing.M) { harness.Main(m, printTable) }
 

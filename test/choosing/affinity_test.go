@@ -100,9 +100,7 @@ func hits(t testing.TB, engines []*harness.Engine) (queried, found float64) {
 // Sessions find their caches whatever agent they enter at, from engines that never say what they had cached, and again after
 // every agent was started anew.
 func TestHitRate(t *testing.T) {
-	if !*long && *count == 0 {
-		t.Skip("runs with -long or -arrivals")
-	}
+	longOnly(t)
 	sessions := 60
 	if *long {
 		sessions = 170

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	long  = flag.Bool("long", false, "1,500 arrivals a policy, three runs, all policies; without any flag a smoke run of 20 through ours that judges nothing but errors")
+	long  = flag.Bool("long", false, "1,500 arrivals a policy, three runs, all policies")
 	count = flag.Int("arrivals", 0, "arrivals a policy instead")
 	runs  = flag.Int("runs", 0, "runs of each policy instead")
 	first = flag.Int("first", 1, "number of the first run: each plays other arrivals")
@@ -44,19 +44,27 @@ var policies = []struct {
 // beside is how many policies play at the same time: more would make the machine busy.
 const beside = 2
 
+// longOnly skips what plays real processes for a minute and more.
+func longOnly(t *testing.T) {
+	t.Helper()
+	if !*long && *count == 0 {
+		t.Skip("runs with -long or -arrivals")
+	}
+}
+
 // The choice of real agents is nearly as good as that of somebody who knows everything. All policies play the same arrivals,
 // two at a time, each with engines and agents of its own, so that what else goes on in the machine hits both.
 func TestChoosing(t *testing.T) {
-	n, reps, judged := 20, 1, *long || *count > 0
+	longOnly(t)
+	n, reps := cmp.Or(*count, 1500), cmp.Or(*runs, 1)
 	if *long {
-		n, reps = 1500, 3
+		reps = cmp.Or(*runs, 3)
 	}
-	n, reps = cmp.Or(*count, n), cmp.Or(*runs, reps)
 	all := *long || *every
 	means, p99s := map[string][]time.Duration{}, map[string][]time.Duration{}
 	chosen := policies[:0:0]
 	for _, p := range policies {
-		if (all || p.short) && (judged || p.name == "grapevine") {
+		if all || p.short {
 			chosen = append(chosen, p)
 		}
 	}
@@ -79,9 +87,6 @@ func TestChoosing(t *testing.T) {
 				assert.LessOrEqual(t, cpu, 0.6, "the machine's own delays count")
 			}
 		}
-	}
-	if !judged {
-		return
 	}
 	median := func(list []time.Duration) time.Duration {
 		slices.Sort(list)
