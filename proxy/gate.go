@@ -356,10 +356,11 @@ func (g *gate) see(v EngineView, now time.Time) {
 		} else {
 			g.unseen = 0 // the engine has restarted
 		}
-	case v.FirstTokens.OK:
-		g.unseen = 0
-	case v.Waiting.OK && v.Waiting.V == 0:
-		free = len(g.inside)
+	default:
+		g.unseen = 0 // at the first reading the counter says nothing of those that are there
+		if v.Waiting.OK && v.Waiting.V == 0 {
+			free = len(g.inside)
+		}
 	}
 	for i := 0; i < len(g.inside) && free > 0; {
 		p := g.inside[i]

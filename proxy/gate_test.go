@@ -179,6 +179,7 @@ func TestGateBelievesTheEnginesCounter(t *testing.T) {
 		for name, views := range map[string][2]EngineView{
 			"counter":       {{FirstTokens: routing.Some(5.0)}, {FirstTokens: routing.Some(6.0)}},
 			"nothing waits": {{}, {Waiting: routing.Some(0)}},
+			"first reading": {{}, {FirstTokens: routing.Some(70.0), Waiting: routing.Some(0)}}, // of the counter, so it tells no difference
 		} {
 			g := newTestGate()
 			g.account.prefill = routing.PrefillRate{}
