@@ -459,6 +459,7 @@ func (x *exchange) goAfter(v verdict, d choice) {
 			x.stopped()
 			return
 		}
+		d.at = time.Time{} // we have waited
 	}
 }
 

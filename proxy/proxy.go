@@ -205,7 +205,8 @@ func New(cfg Config) (*Proxy, error) {
 	var streams atomic.Uint64
 	p.rnds.New = func() any { return rand.New(rand.NewPCG(cfg.Seed, streams.Add(1))) }
 	p.exchanges.New = func() any { return &exchange{rnd: p.rnds.Get().(*rand.Rand)} }
-	p.watches.New = func() any { return &watch{base: time.Now()} }
+	born := time.Now() // before all that a watch is told of
+	p.watches.New = func() any { return &watch{base: born} }
 	return p, nil
 }
 

@@ -277,6 +277,9 @@ func TestReplyFormatOf(t *testing.T) {
 }
 
 func TestReplyScanAllocatesNothing(t *testing.T) {
+	if raceOn {
+		t.Skip("the race detector empties pools")
+	}
 	body := mustRead(t, "testdata/replies/vllm-0.32.0-chat-stream-usage-continuous.sse")
 	r := new(replyScan)
 	r.start(formatEvents)
