@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -610,7 +609,7 @@ func (x *exchange) finishHead(h *ResponseHead) {
 		h.Header.Add(headerRequestID, x.id)
 	}
 	if x.role == roleTarget && x.p.cfg.Record != nil {
-		h.Header.Set(headerLoad, base64.RawStdEncoding.EncodeToString(x.p.cfg.Record()))
+		h.Header.Set(headerLoad, x.p.ourRecord.text(x.p.cfg.Record, h.Status >= 400))
 	}
 	x.headOut, x.status = true, h.Status
 }

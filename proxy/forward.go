@@ -281,7 +281,7 @@ func (x *exchange) send(a *attempt) (verdict, routing.Outcome) {
 		return x.sendFailed(ctx, err)
 	}
 	if !a.self {
-		x.takeRecord(a.peer.Boot(), ans)
+		x.takeRecord(a.peer.Boot(), up, ans)
 	}
 	if ans.Tunnel != nil {
 		return x.tunnel(a, w, ans), routing.OutcomeOK
@@ -360,10 +360,16 @@ func (x *exchange) sendFailed(ctx context.Context, err error) (verdict, routing.
 }
 
 // takeRecord hands the sender's load record on.
-func (x *exchange) takeRecord(from uint64, ans *Answer) {
+func (x *exchange) takeRecord(from uint64, up upstream, ans *Answer) {
 	v := ans.Head.Header.Get(headerLoad)
 	if v == "" || x.p.cfg.OnRecord == nil {
 		return
+	}
+	if u, ok := up.(*wireUpstream); ok {
+		if last := u.record.Load(); last != nil && *last == v {
+			return // it came with another answer before
+		}
+		u.record.Store(new(strings.Clone(v)))
 	}
 	if b, err := base64.RawStdEncoding.DecodeString(v); err == nil {
 		x.p.cfg.OnRecord(from, b)

@@ -160,6 +160,7 @@ type Proxy struct {
 	ends      *hangups  // of both servers' connections, and of streams' upstreams
 	watches   sync.Pool // of *watch at rest
 	exchanges sync.Pool // of *exchange
+	ourRecord ownRecord
 }
 
 // New checks the configuration and builds a Proxy. It opens nothing.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -23,6 +24,8 @@ type wireUpstream struct {
 
 	mu    sync.Mutex
 	spare []*wireConn // idle, newest last
+
+	record atomic.Pointer[string] // the newest load record that came with an answer
 }
 
 // upstream is an Upstream with its kept connections.
