@@ -204,17 +204,19 @@ func (d *Digest) Blocks() (blocks []uint32, seq uint32) {
 }
 
 // Restore fills an empty digest with blocks in the order that Blocks gave: our own last digest, taken back from a peer
-// after a restart of the agent alone. How many tokens a block has is told by the next prompt with it; until then 512.
+// after a restart of the agent alone. How many tokens a block has is told by the next prompt with it; until then
+// 512, or what makes all of them fit, as they did.
 func (d *Digest) Restore(blocks []uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	tokens := min(PrefixBlockTokens, d.capacity/max(1, len(blocks)))
 	for i := len(blocks) - 1; i >= 0; i-- {
 		if _, ok := d.index[blocks[i]]; ok {
 			continue
 		}
 		n := d.put(blocks[i], false)
-		d.nodes[n].tokens = PrefixBlockTokens
-		d.used += PrefixBlockTokens
+		d.nodes[n].tokens = int32(tokens)
+		d.used += tokens
 		d.push(n)
 	}
 	d.evict()

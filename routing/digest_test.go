@@ -265,6 +265,9 @@ func TestFineBlocksStayAtHome(t *testing.T) {
 	again.Touch(prefix[:13], ends)
 	assert.Equal(t, 13, again.Match(prefix))
 	assert.Equal(t, 13*64, again.used)
+	small := NewDigest(15 * 64)
+	small.Restore(told)
+	assert.Equal(t, 12, small.Match(prefix), "what fitted before fits again")
 }
 
 // Who holds what a digest tells may hold more of the prompt, so it is asked before our own replica is said to be as good.
