@@ -249,11 +249,13 @@ func (p *Peeker) prefix(k *Peek) {
 	for i, h := range []*blockHash{&p.tools, &p.system, &p.main} {
 		at := 0
 		for _, b := range h.blocks[:min(len(h.blocks), n-len(k.Prefix))] {
-			c = p.salt.next(c, b)
-			at += blockSize(at)
-			block := c | routing.FineBlock
-			if carried(at) {
-				block &^= routing.FineBlock
+			var block uint64
+			if at += blockSize(at); carried(at) {
+				c = p.salt.next(c, b)
+				block = c &^ routing.FineBlock
+			} else {
+				c = p.salt.step(c, b)
+				block = c | routing.FineBlock
 			}
 			k.Prefix, k.Ends = append(k.Prefix, block), append(k.Ends, uint32(k.Hashed+at))
 		}

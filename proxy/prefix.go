@@ -12,7 +12,8 @@ import (
 // hashes:
 //
 //	c(0) = F(model, adapter, template arguments, cache_salt)
-//	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits
+//	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits, where digests carry block i
+//	c(i) = G(c(i−1), h(i))          G = a multiplication with a key, where they do not: most blocks
 //
 // The content hashes h are fast and taken as the body arrives; the chain is closed when the body is whole,
 // because what c(0) covers may stand behind the messages. F's key comes from the cluster key, so that hashes
@@ -88,6 +89,9 @@ func (s *saltKeys) next(prev, block uint64) uint64 {
 	sum := sha256.Sum256(b[:])
 	return binary.LittleEndian.Uint64(sum[:])
 }
+
+// step is G.
+func (s *saltKeys) step(prev, block uint64) uint64 { return mum(prev^s.lanes[0], block^s.lanes[1]) }
 
 // Session is the salted hash of a session key, for routing.Request.Session; 0 for an empty key only.
 func (s *PrefixSalt) Session(key string) uint64 {
