@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -62,6 +63,7 @@ func TestGatewayChoosesAReplica(t *testing.T) {
 		return res.Header.Get("x-gateway-destination-endpoint-served")
 	}
 	assert.Equal(t, b.Addresses().Client, call(b.Addresses().Client), "the policy alone would have kept it here")
+	a.eventually(5*time.Second, "the record of the pick", func() bool { return len(a.proxy.Picks("")) == 1 }) // it is made behind the answer's end
 	assert.Equal(t, "gateway", a.proxy.Picks("")[0].Attempts[0].Reason.String())
 	assert.Equal(t, a.Addresses().Client, call(a.Addresses().Client))
 	assert.Empty(t, call("127.0.0.1:1"), "no member: as any other request")

@@ -138,7 +138,9 @@ func (o *own) setReading(rd engine.Reading, err error, load proxy.Load, wakes bo
 		o.reading = rd
 		if rd.Asleep.OK {
 			o.facts.dozing = rd.Asleep.V && wakes
-			o.facts.asleep = rd.Asleep.V && !wakes
+			if o.facts.asleep = rd.Asleep.V && !wakes; o.facts.asleep { // it needs a warm-up then, also if its health page was not read meanwhile
+				o.facts.warm, o.facts.announced = false, false
+			}
 		}
 		o.facts.stale = o.failed >= 3
 	})

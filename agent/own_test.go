@@ -56,6 +56,17 @@ func TestReportMergesCountsAndReadings(t *testing.T) {
 	assert.False(t, o.is().stale)
 }
 
+// Who slept needs a warm-up, also where only the metrics page told of it.
+func TestSleepEndsWarmth(t *testing.T) {
+	o := own{changed: make(chan struct{}, 1), facts: facts{engineUp: true, warm: true, announced: true}}
+	o.setReading(engine.Reading{Asleep: routing.Some(true)}, nil, proxy.Load{}, true)
+	assert.True(t, o.facts.warm, "a request wakes it")
+	o.setReading(engine.Reading{Asleep: routing.Some(true)}, nil, proxy.Load{}, false)
+	o.setReading(engine.Reading{Asleep: routing.Some(false)}, nil, proxy.Load{}, false)
+	assert.False(t, o.facts.warm)
+	assert.False(t, o.facts.announced)
+}
+
 // sleeper is a vLLM that can be put to sleep.
 type sleeper struct{ asleep, answers atomic.Int32 }
 

@@ -227,8 +227,8 @@ func (a *Agent) setWarm(ctx context.Context, model string, err error) {
 		return // a probe
 	}
 	a.stateChange(func(o *own) {
-		// The engine may have gone while its last answer was on the way.
-		o.facts.warm, o.facts.warmError = o.facts.engineUp, ""
+		// The engine may have gone, or gone to sleep, while its last answer was on the way.
+		o.facts.warm, o.facts.warmError = o.facts.engineUp && !o.facts.asleep, ""
 		o.warmModel = model
 	})
 	a.own.mu.Lock()
