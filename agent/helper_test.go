@@ -195,7 +195,7 @@ func refusedURL(t *testing.T) string {
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
-		_ = f.Value.Set(strconv.Itoa(4 * runtime.GOMAXPROCS(0))) // a number, so it is taken
+		_ = f.Value.Set(strconv.Itoa(3 * runtime.GOMAXPROCS(0))) // a number, so it is taken
 	}
 	os.Exit(m.Run())
 }
