@@ -201,7 +201,7 @@ func (b *bench) start(p peer) (under []int, at *place, stop func(), err error) {
 		return nil, nil, nil, err
 	}
 	var running []*exec.Cmd
-	stop = func() {
+	end := func() {
 		for _, c := range slices.Backward(running) {
 			_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 			_ = c.Wait()
@@ -209,7 +209,7 @@ func (b *bench) start(p peer) (under []int, at *place, stop func(), err error) {
 	}
 	defer func() {
 		if err != nil {
-			stop()
+			end()
 		}
 	}()
 	var listen []string
@@ -247,8 +247,8 @@ func (b *bench) start(p peer) (under []int, at *place, stop func(), err error) {
 			under = append(under, running[len(running)-1].Process.Pid)
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); !answers(at.port); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
+	for limit := time.Now().Add(30 * time.Second); !answers(at.port); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(limit) {
 			err = errors.New("does not answer; log: " + b.tail())
 			return nil, nil, nil, err
 		}
@@ -257,7 +257,7 @@ func (b *bench) start(p peer) (under []int, at *place, stop func(), err error) {
 	for range 20 {
 		answers(at.port)
 	}
-	return under, at, stop, nil
+	return under, at, end, nil
 }
 
 func (b *bench) tail() string {
