@@ -100,8 +100,6 @@ func (o *own) report(load proxy.Load, weight float64, now time.Time) routing.Rep
 	waiting := min(o.reading.Waiting.Or(0), total)
 	if o.reading.RunLimit.OK {
 		waiting = max(waiting, total-o.reading.RunLimit.V)
-	} else if load.Slots > 0 {
-		r.RunLimit = routing.Some(load.Slots)
 	}
 	r.Running = routing.Some(total - waiting)
 	if o.reading.Waiting.OK || o.reading.RunLimit.OK {

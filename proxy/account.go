@@ -15,7 +15,6 @@ type Load struct {
 	PendingTokens int    // prompt tokens of those without content
 	Held          int    // requests held at this agent in front of the engine
 	HeldTokens    int    // their prompt tokens
-	Slots         int    // requests that an engine which tells no limit ran at most while others waited there; 0 = not known
 	Accepted      uint32 // requests ever given to the engine; wraps
 	Prefills      int    // first contents measured since the start
 	Tokens        uint64 // events with content streamed since the start

@@ -43,7 +43,6 @@ type gate struct {
 	entered int     // tokens let in since the engine's view, for its KV space
 	view    EngineView
 	learned int     // requests that an engine which tells no limit can use at once; 0 = not known
-	slots   int     // … ran at most while others waited there; 0 = not known
 	waited  bool    // … had some waiting at the reading before
 	ended   int     // requests that it ended since
 	pace    float64 // requests that it ends, /s

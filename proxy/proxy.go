@@ -252,7 +252,6 @@ func (p *Proxy) PeerHandler() http.Handler { return &handler{p: p, role: roleTar
 func (p *Proxy) Load() Load {
 	l := p.account.load()
 	l.Held, l.HeldTokens = p.gate.load()
-	l.Slots = p.gate.seats()
 	return l
 }
 

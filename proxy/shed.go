@@ -128,20 +128,13 @@ func (g *gate) runLimit() routing.Opt[int] {
 // engineQueue is how much work, in time, an engine that does not say how many it runs at once may have in its own queue.
 const engineQueue = 300 * time.Millisecond
 
-// slotsKV is the share of the KV cache up to which it is for the want of slots that an engine lets requests wait.
-const slotsKV = 0.9
-
 // learn finds out how many requests an engine can use that does not tell how many it runs at once, such as vLLM, whose queue
 // has no end. If some waited there at two readings in a row and no more ran than before, and for longer than the prompts that
 // are there take, it is those that run and as many as it ends within engineQueue; when none waits and as many run, it may be
 // more. Every engine has requests that wait for their prefill's turn, or for the end of a step. The lock is held.
-//
-// What ran then is the engine's number of slots, until more do. It goes into our record, so that others see when this replica is full
-// as they see it of an engine that says so: simulated with eight slots, 85 % load and Azure's conversations, the mean time to the
-// first token is 283 ms where only the gate knows the limit, and 220 where all do.
 func (g *gate) learn(v *EngineView) {
 	if v.RunLimit.OK || !v.Running.OK || !v.Waiting.OK {
-		g.learned, g.slots, g.waited = 0, 0, false
+		g.learned, g.waited = 0, false
 		return
 	}
 	if d := v.At.Sub(g.view.At).Seconds(); d > 0 && !g.view.At.IsZero() {
@@ -152,9 +145,6 @@ func (g *gate) learn(v *EngineView) {
 	turn := float64(g.pending)/rate + step.Seconds()
 	n, before := v.Running.V, g.view.Running
 	use := n + max(1, int(g.pace*engineQueue.Seconds()))
-	if g.slots > 0 {
-		g.slots = max(g.slots, n)
-	}
 	switch {
 	case v.Waiting.V == 0:
 		if g.learned > 0 && n >= g.learned*3/4 {
@@ -162,20 +152,10 @@ func (g *gate) learn(v *EngineView) {
 		}
 	case g.waited && before.OK && n <= before.V && n > 0 && float64(v.Waiting.V) > 2*turn*g.pace:
 		g.learned = use
-		if v.KVUsed.Or(0) < slotsKV {
-			g.slots = max(n, before.V)
-		}
 	case g.learned > 0:
 		g.learned = max(g.learned, use)
 	}
 	g.waited = v.Waiting.V > 0
-}
-
-// seats is how many requests an engine that tells no limit was seen to run at most; 0 = not known.
-func (g *gate) seats() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.slots
 }
 
 // allFull is the answer to a request that no replica takes, whatever its body says; nil = one may.
