@@ -209,7 +209,7 @@ func (d *Digest) Blocks() (blocks []uint32, seq uint32) {
 func (d *Digest) Restore(blocks []uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	tokens := min(PrefixBlockTokens, d.capacity/max(1, len(blocks)))
+	tokens := max(1, min(PrefixBlockTokens, d.capacity/max(1, len(blocks))))
 	for i := len(blocks) - 1; i >= 0; i-- {
 		if _, ok := d.index[blocks[i]]; ok {
 			continue
