@@ -55,7 +55,7 @@ func (m *pump) takes() bool {
 		m.first--
 		return false
 	}
-	return !m.off && !m.body.done && !m.body.closed && m.body.c.buf == nil
+	return !m.off && !m.body.done && !m.body.closed && m.body.c.buf == nil && m.body.sent()
 }
 
 // shed lets go of the heads: the answer's is out, and of the request's only what a continuation sends again is needed.

@@ -360,3 +360,49 @@ func TestSetRests(t *testing.T) {
 type ended struct{}
 
 func (*ended) hungUp() {}
+
+// An engine that answers before it has read all of a large prompt gets the rest of it: as long as that is being written, the stream
+// stays with its goroutine.
+func TestPumpWaitsForTheRequest(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	_, addr := pumpFront(t, &url.URL{Scheme: "http", Host: l.Addr().String()})
+	body := `{"model":"m","stream":true,"messages":[{"role":"user","content":"` + strings.Repeat("a", 24<<20) + `"}]}`
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+	go func() {
+		_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+	}()
+	ec, err := l.Accept()
+	require.NoError(t, err)
+	defer ec.Close()
+	_ = ec.SetDeadline(time.Now().Add(20 * time.Second))
+	asked, err := http.ReadRequest(bufio.NewReaderSize(ec, 4096))
+	require.NoError(t, err)
+	_, _ = io.WriteString(ec, rawHead)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	say := func(word string) {
+		event := chunk(word)
+		_, _ = io.WriteString(ec, framed(event))
+		_, err := io.ReadFull(resp.Body, make([]byte, len(event)))
+		require.NoError(t, err)
+	}
+	for i := range 5 {
+		say(fmt.Sprint("early ", i))
+	}
+	got, err := io.Copy(io.Discard, asked.Body)
+	require.NoError(t, err)
+	assert.EqualValues(t, len(body), got)
+	say("late")
+	_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
+	rest, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	assert.Contains(t, string(rest), "[DONE]")
+}

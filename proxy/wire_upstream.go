@@ -661,6 +661,20 @@ func (b *wireBody) payload(p []byte) (int, error) {
 	return n, nil
 }
 
+// sent reports whether the request is out: an engine may answer before it has read all of a large body, and who writes that
+// has the connection too.
+func (b *wireBody) sent() bool {
+	if b.aside == nil {
+		return true
+	}
+	select {
+	case <-b.aside:
+		return true
+	default:
+		return false
+	}
+}
+
 // end gives the connection back if it is clean, or closes it.
 func (b *wireBody) end() {
 	if b.closed {
@@ -669,12 +683,8 @@ func (b *wireBody) end() {
 	b.closed = true
 	c := b.c
 	free := b.hold.release()
-	if b.aside != nil {
-		select {
-		case <-b.aside:
-		default:
-			free = false // the engine answered without having read the request
-		}
+	if !b.sent() { // the engine answered without having read the request
+		free = false
 	}
 	if !free || b.frame.ToEnd || b.last || c.buf != nil {
 		_ = c.nc.Close()
