@@ -45,9 +45,10 @@
 // write that says that it enters the kernel wakes the runtime's monitor thread on a lightly loaded agent. The calls of
 // [FastListener]'s connections do not say so, and waiting stays with Go's poller; that took a quarter of a chunk's CPU away.
 //
-// An established stream between plain connections leaves its goroutine (pump.go): one thread reads all of them from an epoll set of
+// An established stream leaves its goroutine (pump.go): one thread reads all of them from an epoll set of
 // its own, one wait, one read and one write a chunk, and gives a stream back, to a new goroutine, when something is to be waited for
-// or decided.
+// or decided. TLS is no obstacle: crypto/tls takes an error that says "later" for a passing one. Between two agents over TLS a chunk
+// costs 0.81 of what it does with goroutines (200 streams, half of them forwarded, 35.3 to 36.8 against 43.3 to 48.9 µs).
 // Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk this costs 0.78 of a
 // goroutine for each stream (200 streams with 10,000 chunks/s in all, 26.0 against 33.6 µs, nginx 22.3, three repetitions) and 0.87 in
 // short streams (1,000 of 16 chunks, handing over included). The wait that keeps its P is what wins: a sketch whose loop

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"errors"
+	"io"
 	"net"
 	"os"
 	"runtime"
@@ -124,7 +125,7 @@ func (h *hangups) run(epfd, wake int, done chan struct{}) {
 				e.hungUp()
 				yield = true
 			case *pump:
-				if !e.read(int(ev.Fd), h.piece[:], ev.Events&^syscall.EPOLLIN != 0) {
+				if !e.read(int(ev.Fd), h.piece[:], ev.Events&(syscall.EPOLLRDHUP|syscall.EPOLLHUP|syscall.EPOLLERR) != 0) {
 					h.giveBack(ev.Fd, e)
 					yield = true
 				}
@@ -179,15 +180,20 @@ func (h *hangups) relays() bool {
 // noSignals is the setting under which nobody could end a wait that keeps its P.
 var noSignals = strings.Contains(os.Getenv("GODEBUG"), "asyncpreemptoff=1")
 
-// take reads from s and gives what comes to m until that wants no more; then it calls m.back. With an error it does not.
-func (h *hangups) take(s *sock, m *pump) error {
+// take reads for m and gives it what comes until it wants no more; then it calls m.back. With an error it does not.
+func (h *hangups) take(m *pump) error {
+	s := m.in
 	if err := s.leave(); err != nil {
 		return err
 	}
 	if !s.begin() {
 		return net.ErrClosed
 	}
-	if !h.add(int32(s.own), m, syscall.EPOLLIN|syscall.EPOLLRDHUP|epollET) {
+	events := uint32(syscall.EPOLLIN | syscall.EPOLLRDHUP | epollET)
+	if m.secure != nil { // it may have read ahead: that it can be written to is an event at once, and no other one later
+		events |= syscall.EPOLLOUT
+	}
+	if !h.add(int32(s.own), m, events) {
 		s.done()
 		return errNotTaken
 	}
@@ -211,6 +217,9 @@ const mostReads = 64
 // read passes on what has come; last means that the other side may have ended behind it. False: the stream needs its
 // goroutine.
 func (m *pump) read(fd int, p []byte, last bool) (more bool) {
+	if m.secure != nil {
+		return m.readTLS(p, last)
+	}
 	for range mostReads {
 		n, _, e := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
 		switch {
@@ -219,10 +228,10 @@ func (m *pump) read(fd int, p []byte, last bool) (more bool) {
 		case e == syscall.EINTR:
 			continue
 		case e != 0:
-			m.readErr = e
+			m.end = &net.OpError{Op: "read", Err: os.NewSyscallError("read", e)}
 			return false
 		case n == 0:
-			m.n = 0
+			m.end = io.EOF
 			return false
 		}
 		if !m.take(p[:n]) {
@@ -233,6 +242,26 @@ func (m *pump) read(fd int, p []byte, last bool) (more bool) {
 		}
 	}
 	return false // its goroutine hands it over again
+}
+
+// readTLS is read over TLS, which has what a read of the socket brought beyond its record.
+func (m *pump) readTLS(p []byte, last bool) (more bool) {
+	m.in.dry, m.in.ends = false, last
+	for range mostReads {
+		n, err := m.secure.Read(p)
+		if n > 0 && !m.take(p[:n]) {
+			return false
+		}
+		switch err {
+		case nil:
+		case errLater:
+			return true
+		default:
+			m.end = err
+			return false
+		}
+	}
+	return false
 }
 
 // open lets connections be watched until as many calls of shut.

@@ -14,5 +14,5 @@ func (*hangups) watch(net.Conn, ender) bool { return false }
 func (*hangups) forget(net.Conn, ender)     {}
 func (*hangups) request()                   {}
 func (*hangups) relays() bool               { return false }
-func (*hangups) take(*sock, *pump) error    { return nil }
+func (*hangups) take(*pump) error           { return nil }
 func (*hangups) shut()                      {}

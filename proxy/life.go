@@ -115,7 +115,7 @@ func (l *life) end(cause error) {
 	if child != nil {
 		child.end(cause)
 	}
-	if conn != nil { // ends the read or write under way; over TLS a close may have to wait
+	if conn != nil { // ends the read or write under way; a close may have to wait
 		go func() { _ = conn.Close() }()
 	}
 	for _, a := range after {

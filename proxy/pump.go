@@ -1,26 +1,25 @@
 package proxy
 
 import (
-	"io"
-	"net"
-	"os"
-	"syscall"
+	"crypto/tls"
 	"time"
 
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-// pump is the short way of an established event stream between two plain connections: hangups reads it, as one of many, and
+// pump is the short way of an established event stream between two connections of ours, plain or TLS: hangups reads it, as one of many, and
 // passes on at once what comes. The exchange is parked meanwhile and has no goroutine, whose stack would be half of what a silent
 // stream holds. The pump takes what goes well; whatever does not (a client that is slow, the end, a connection that breaks, an
 // engine that gives up) it gives back to a new goroutine, which goes on as if the exchange had never been parked.
 //
 // A read that did not fill its buffer has emptied the socket, so the read that would find nothing is left out.
 type pump struct {
-	x    *exchange
-	a    *attempt
-	body *wireBody
-	down *wireDown
+	x      *exchange
+	a      *attempt
+	body   *wireBody
+	in     *sock     // its connection
+	secure *tls.Conn // over in; nil = it is plain
+	down   *wireDown
 
 	unsent   bool // what is left of the newest piece must be waited for
 	progress bool // of that piece
@@ -29,8 +28,7 @@ type pump struct {
 	off      bool // the set did not take the stream
 	first    int8 // pieces that the goroutine relays before
 
-	n       int           // 0 = the other side has ended
-	readErr syscall.Errno // of the last read
+	end error // why nothing more can be read; nil = it can
 }
 
 // firstPieces of a stream go by its own goroutine: its beginning has most to do, and an error as the first piece is common.
@@ -39,10 +37,16 @@ const firstPieces = 1
 // pumped returns the stream's pump, nil if the connections are none for it.
 func (x *exchange) pumped(a *attempt, b *wireBody) *pump {
 	d, ok := x.down.(*wireDown)
-	if !ok || !isSock(d.c.nc) || !isSock(b.c.nc) || d.bodiless || !x.p.ends.relays() {
+	if !ok || d.bodiless || !x.p.ends.relays() {
 		return nil
 	}
-	x.pump = pump{x: x, a: a, body: b, down: d, first: firstPieces}
+	in, out := sockOf(b.c.nc), sockOf(d.c.nc)
+	if in == nil || out == nil || !d.c.watched { // else a read of its own waits for the client's end
+		return nil
+	}
+	d.sock = out
+	x.pump = pump{x: x, a: a, body: b, in: in, down: d, first: firstPieces}
+	x.pump.secure, _ = b.c.nc.(*tls.Conn)
 	return &x.pump
 }
 
@@ -68,9 +72,8 @@ func (m *pump) shed() {
 // park has the set read the stream. After that the exchange and its connections are whoever's the set gives them back to; with
 // an error they stay the caller's, who goes on with it as if they had been given back.
 func (m *pump) park() error {
-	m.unsent, m.stop, m.err = false, false, nil
-	m.n, m.readErr = -1, 0
-	err := m.x.p.ends.take(m.body.c.nc.(*sock), m)
+	m.unsent, m.stop, m.err, m.end = false, false, nil, nil
+	err := m.x.p.ends.take(m)
 	if err != nil {
 		m.off = true
 	}
@@ -82,14 +85,8 @@ func (m *pump) back() { go m.down.c.unpark() }
 
 // given is how the set's reading ended.
 func (m *pump) given() error {
-	m.body.c.nc.(*sock).done()
-	switch {
-	case m.readErr != 0:
-		return &net.OpError{Op: "read", Err: os.NewSyscallError("read", m.readErr)}
-	case m.n == 0:
-		return io.EOF
-	}
-	return nil
+	m.in.done()
+	return m.end
 }
 
 // settle does what the pump could not, after reading ended with err. over: the attempt came to v.
@@ -97,7 +94,7 @@ func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	x, b := m.x, m.body
 	if m.unsent {
 		at := x.watch.pause()
-		_ = m.down.flush() // sticks
+		m.down.drain()
 		x.watch.resume(at, m.progress)
 	}
 	switch {
@@ -109,7 +106,7 @@ func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	case b.done:
 		b.end()
 	case m.off:
-		if s := b.c.nc.(*sock); s.comeBack() != nil {
+		if m.in.comeBack() != nil {
 			b.fail(err)
 		}
 	case m.err != nil || err != nil:

@@ -5,6 +5,7 @@ package proxy
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net"
@@ -21,6 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/grapevine-lb/grapevine/proxy/peertls"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -79,6 +81,52 @@ func pumpFront(t *testing.T, u *url.URL) (p *Proxy, addr string) {
 	return p, l.Addr().String()
 }
 
+// pumpPair serves our own HTTP/1.1 in front of a target agent with the engine at u, TLS between the two.
+func pumpPair(t *testing.T, u *url.URL) (entry, target *Proxy, addr string) {
+	var ids [2]*peertls.Identity
+	for i := range ids {
+		var err error
+		ids[i], err = peertls.New(uint64(i+1), [][]byte{tlsKey('a')})
+		require.NoError(t, err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	member := routing.Member{Boot: 2, Node: "b", Addr: l.Addr().String()}
+	target, err = New(Config{Table: routing.NewTable(member), Policy: inOrder{2}, EngineURL: u, StreamThread: true})
+	require.NoError(t, err)
+	tc := ids[1].ServerConfig(nil, "h2", "http/1.1")
+	srv := target.PeerServer(NewServer(target.PeerHandler(), nil, nil), "")
+	go func() { _ = srv.Serve(tls.NewListener(ids[1].Listener(FastListener(l)), tc)) }()
+
+	tab := routing.NewTable(routing.Member{Boot: 1, Node: "a"})
+	tab.SetMember(member, time.Now())
+	entry, err = New(Config{Table: tab, Policy: inOrder{2}, EngineURL: u, PeerTLS: ids[0].Client, StreamThread: true})
+	require.NoError(t, err)
+	fl, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	front := entry.ClientServer(NewServer(entry.ClientHandler(), nil, nil))
+	go func() { _ = front.Serve(fl) }()
+	t.Cleanup(func() {
+		_, _ = front.Close(), srv.Close()
+		entry.links.closeAll()
+		target.engine.close()
+	})
+	return entry, target, fl.Addr().String()
+}
+
+// overEach runs a test with one agent in front of the engine, and with two and TLS between them.
+func overEach(t *testing.T, test func(t *testing.T, front func(t *testing.T, u *url.URL) (addr string))) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	t.Run("one", func(t *testing.T) {
+		test(t, func(t *testing.T, u *url.URL) string { _, addr := pumpFront(t, u); return addr })
+	})
+	t.Run("two over TLS", func(t *testing.T) {
+		test(t, func(t *testing.T, u *url.URL) string { _, _, addr := pumpPair(t, u); return addr })
+	})
+}
+
 // askStream sends a chat request and returns the connection.
 func askStream(t *testing.T, addr string) net.Conn {
 	c, err := net.Dial("tcp", addr)
@@ -96,104 +144,101 @@ func (e *rawEngine) url() *url.URL { return &url.URL{Scheme: "http", Host: e.l.A
 // An engine whose end comes in the same moment as its last bytes, whole or as a reset, is noticed at once: the read that
 // took the bytes is not followed by one that would find the end.
 func TestPumpSeesTheEndBehindData(t *testing.T) {
-	if *std {
-		t.Skip("our own HTTP/1.1")
-	}
-	e := newRawEngine(t)
-	_, addr := pumpFront(t, e.url())
-	for _, linger := range []int{-1, 0} {
-		for pause := range 3 {
-			var wg sync.WaitGroup
-			var late, lost atomic.Int32
-			for range 50 {
-				c := askStream(t, addr)
-				wg.Go(func() {
-					resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-					if err != nil {
-						lost.Add(1)
-						return
-					}
-					at := time.Now()
-					b, err := io.ReadAll(resp.Body)
-					if err == nil || linger < 0 && !bytes.HasPrefix(b, []byte(chunk("a")+chunk("b"))) {
-						lost.Add(1) // never taken for whole, and what came before a plain end is there
-					}
-					if time.Since(at) > 3*time.Second {
-						late.Add(1)
-					}
-				})
-				ec := (<-e.conns).(*net.TCPConn)
-				wg.Go(func() {
-					_, _ = io.WriteString(ec, rawHead+framed(chunk("a")))
-					time.Sleep(time.Duration(10*pause) * time.Millisecond)
-					_ = ec.SetLinger(linger)
-					_, _ = io.WriteString(ec, framed(chunk("b")))
-					_ = ec.Close()
-				})
+	overEach(t, func(t *testing.T, front func(t *testing.T, u *url.URL) string) {
+		e := newRawEngine(t)
+		addr := front(t, e.url())
+		for _, linger := range []int{-1, 0} {
+			for pause := range 3 {
+				var wg sync.WaitGroup
+				var late, lost atomic.Int32
+				for range 50 {
+					c := askStream(t, addr)
+					wg.Go(func() {
+						resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+						if err != nil {
+							lost.Add(1)
+							return
+						}
+						at := time.Now()
+						b, err := io.ReadAll(resp.Body)
+						if err == nil || linger < 0 && !bytes.HasPrefix(b, []byte(chunk("a")+chunk("b"))) {
+							lost.Add(1) // never taken for whole, and what came before a plain end is there
+						}
+						if time.Since(at) > 3*time.Second {
+							late.Add(1)
+						}
+					})
+					ec := (<-e.conns).(*net.TCPConn)
+					wg.Go(func() {
+						_, _ = io.WriteString(ec, rawHead+framed(chunk("a")))
+						time.Sleep(time.Duration(10*pause) * time.Millisecond)
+						_ = ec.SetLinger(linger)
+						_, _ = io.WriteString(ec, framed(chunk("b")))
+						_ = ec.Close()
+					})
+				}
+				wg.Wait()
+				assert.Zero(t, late.Load(), "linger %d pause %d", linger, pause)
+				assert.Zero(t, lost.Load(), "linger %d pause %d", linger, pause)
 			}
-			wg.Wait()
-			assert.Zero(t, late.Load(), "linger %d pause %d", linger, pause)
-			assert.Zero(t, lost.Load(), "linger %d pause %d", linger, pause)
 		}
-	}
+	})
 }
 
 // A client that takes nothing stops the engine, costs no memory, and gets every byte in the end.
 func TestPumpBackPressure(t *testing.T) {
-	if *std {
-		t.Skip("our own HTTP/1.1")
-	}
-	e := newRawEngine(t)
-	_, addr := pumpFront(t, e.url())
-	c := askStream(t, addr)
-	ec := <-e.conns
-	defer ec.Close()
-	event := chunk(strings.Repeat("word ", 100))
-	const events = 40_000 // more than all sockets on the way hold
-	var sent atomic.Int64
-	go func() {
-		_, _ = io.WriteString(ec, rawHead)
-		for range events {
-			_, _ = io.WriteString(ec, framed(event))
-			sent.Add(1)
+	overEach(t, func(t *testing.T, front func(t *testing.T, u *url.URL) string) {
+		e := newRawEngine(t)
+		addr := front(t, e.url())
+		c := askStream(t, addr)
+		ec := <-e.conns
+		defer ec.Close()
+		event := chunk(strings.Repeat("word ", 100))
+		const events = 40_000 // more than all sockets on the way hold
+		var sent atomic.Int64
+		go func() {
+			_, _ = io.WriteString(ec, rawHead)
+			for range events {
+				_, _ = io.WriteString(ec, framed(event))
+				sent.Add(1)
+			}
+			_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
+		}()
+		for was := int64(-1); was != sent.Load() || was == 0; time.Sleep(300 * time.Millisecond) {
+			was = sent.Load()
 		}
-		_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
-	}()
-	for was := int64(-1); was != sent.Load() || was == 0; time.Sleep(300 * time.Millisecond) {
-		was = sent.Load()
-	}
-	assert.Less(t, sent.Load(), int64(events), "the engine must be held up")
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	require.NoError(t, err)
-	b, err := io.ReadAll(resp.Body)
-	require.NoError(t, err)
-	require.Equal(t, strings.Repeat(event, events)+finishChunk+doneChunk, string(b), "every byte, in order")
+		assert.Less(t, sent.Load(), int64(events), "the engine must be held up")
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		b, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.Equal(t, strings.Repeat(event, events)+finishChunk+doneChunk, string(b), "every byte, in order")
+	})
 }
 
 // A client that takes nothing and goes away ends its stream, though a write to it is under way.
 func TestPumpHangUpWhileBlocked(t *testing.T) {
-	if *std {
-		t.Skip("our own HTTP/1.1")
-	}
-	e := newRawEngine(t)
-	_, addr := pumpFront(t, e.url())
-	c := askStream(t, addr)
-	ec := <-e.conns
-	defer ec.Close()
-	_, _ = io.WriteString(ec, rawHead)
-	event := framed(chunk(strings.Repeat("word ", 100)))
-	_ = ec.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
-	for {
-		if _, err := io.WriteString(ec, event); err != nil {
-			break
+	overEach(t, func(t *testing.T, front func(t *testing.T, u *url.URL) string) {
+		e := newRawEngine(t)
+		addr := front(t, e.url())
+		c := askStream(t, addr)
+		ec := <-e.conns
+		defer ec.Close()
+		_, _ = io.WriteString(ec, rawHead)
+		event := framed(chunk(strings.Repeat("word ", 100)))
+		_ = ec.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+		for {
+			if _, err := io.WriteString(ec, event); err != nil {
+				break
+			}
 		}
-	}
-	_ = c.(*net.TCPConn).CloseWrite() // the side that we hear of; it still reads nothing
-	at := time.Now()
-	_ = ec.SetReadDeadline(at.Add(5 * time.Second))
-	_, err := ec.Read(make([]byte, 1))
-	require.Error(t, err)
-	assert.Less(t, time.Since(at), 200*time.Millisecond)
+		_ = c.(*net.TCPConn).CloseWrite() // the side that we hear of; it still reads nothing
+		at := time.Now()
+		_ = ec.SetReadDeadline(at.Add(5 * time.Second))
+		_, err := ec.Read(make([]byte, 1))
+		require.Error(t, err)
+		assert.Less(t, time.Since(at), 200*time.Millisecond)
+	})
 }
 
 // In the steady state a chunk allocates nothing.
@@ -405,4 +450,128 @@ func TestPumpWaitsForTheRequest(t *testing.T) {
 	rest, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	assert.Contains(t, string(rest), "[DONE]")
+}
+
+// A stream between two agents is read by the set of both, over TLS as well: what TLS has read ahead, many records in one read of the
+// socket, comes without another event; and the connection serves the next request.
+func TestPumpOverTLS(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	if runtime.GOMAXPROCS(0) < 2 {
+		t.Skip("the set keeps a P for itself")
+	}
+	e := newRawEngine(t)
+	entry, target, addr := pumpPair(t, e.url())
+	for range 3 {
+		c := askStream(t, addr)
+		ec := <-e.conns
+		_, _ = io.WriteString(ec, rawHead)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		want := 0
+		for i := range 200 {
+			event := chunk(fmt.Sprint("word ", i))
+			_, _ = io.WriteString(ec, framed(event))
+			if want += len(event); i > 100 && i%10 > 0 {
+				continue // in a burst
+			}
+			_, err = io.ReadFull(resp.Body, make([]byte, want))
+			require.NoError(t, err)
+			want = 0
+		}
+		assert.Equal(t, 1, read(entry), "the entry's set reads it")
+		assert.Equal(t, 1, read(target), "the target's set reads it")
+		_, _ = io.WriteString(ec, framed(finishChunk)+framed(doneChunk)+"0\r\n\r\n")
+		_, err = io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		for end := time.Now().Add(5 * time.Second); entry.inflight.Load()+target.inflight.Load() > 0; time.Sleep(time.Millisecond) {
+			require.True(t, time.Now().Before(end))
+		}
+		assert.Zero(t, read(entry)+read(target))
+		_ = ec.Close()
+	}
+	assert.Len(t, entry.links.m[2].up.(*wireUpstream).spare, 1, "one connection served all")
+}
+
+// Records that come in pieces, and many at once, are read without a wait, byte for byte.
+func TestSockUnderTLS(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	ids := [2]*peertls.Identity{}
+	for i := range ids {
+		ids[i], err = peertls.New(uint64(i+1), [][]byte{tlsKey('a')})
+		require.NoError(t, err)
+	}
+	var sent bytes.Buffer
+	accepted := make(chan *tls.Conn, 1)
+	go func() {
+		c, err := ids[1].Listener(l).Accept()
+		if err != nil {
+			return
+		}
+		s := tls.Server(&recorder{Conn: c, to: &sent}, ids[1].ServerConfig(nil, "http/1.1"))
+		_ = s.Handshake()
+		accepted <- s
+	}()
+	raw, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer raw.Close()
+	s := fastConn(raw).(*sock)
+	c, err := ids[0].Client(t.Context(), s, 2, "http/1.1")
+	require.NoError(t, err)
+	server := <-accepted
+	require.NoError(t, s.leave())
+	require.True(t, s.begin())
+	buf := make([]byte, 16<<10)
+	now := func() (got string) {
+		s.dry = false
+		for {
+			n, err := c.Read(buf)
+			got += string(buf[:n])
+			if err != nil {
+				require.Equal(t, errLater, err)
+				return got
+			}
+		}
+	}
+	require.Empty(t, now()) // session tickets
+	w := server.NetConn().(*recorder)
+	w.keep = true
+	for i := range 20 {
+		_, _ = fmt.Fprintf(server, "record %d;", i)
+	}
+	got := ""
+	for b := sent.Bytes(); len(b) > 0; { // 7 bytes at a time
+		n := min(7, len(b))
+		_, _ = w.Conn.Write(b[:n])
+		b = b[n:]
+		time.Sleep(100 * time.Microsecond)
+		got += now()
+	}
+	for end := time.Now().Add(5 * time.Second); len(got) < 190 && time.Now().Before(end); {
+		got += now()
+	}
+	want := ""
+	for i := range 20 {
+		want += fmt.Sprintf("record %d;", i)
+	}
+	require.Equal(t, want, got)
+	s.done()
+	require.NoError(t, c.Close())
+}
+
+// recorder keeps what is written, once keep is set, instead of sending it.
+type recorder struct {
+	net.Conn
+	to   *bytes.Buffer
+	keep bool
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.keep {
+		return r.to.Write(p)
+	}
+	return r.Conn.Write(p)
 }

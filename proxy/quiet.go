@@ -26,6 +26,14 @@ func below(nc net.Conn) net.Conn {
 	}
 }
 
+// underTLS is what ends a connection at once, whatever its owner is doing: TLS would say goodbye first, and wait for who writes.
+func underTLS(nc net.Conn) net.Conn {
+	if t, ok := nc.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return nc
+}
+
 // FastListener accepts connections whose reads and writes cost less where that is possible (see sock). Server does this
 // by itself for plain connections; under TLS it must be done below.
 func FastListener(l net.Listener) net.Listener { return fastListener{l} }

@@ -18,6 +18,7 @@ type wireDown struct {
 	c        *wireServerConn
 	out      []byte  // what is to be written next
 	pb       *[]byte // its memory
+	sock     *sock   // of a stream that is pumped
 	vec      [3][]byte
 	chunked  bool
 	old      bool // the client speaks HTTP/1.0
@@ -177,7 +178,7 @@ func (d *wireDown) flush() error {
 	return d.err
 }
 
-// writeNow writes a piece as far as the client takes it without a wait. False: flush must write the rest.
+// writeNow writes a piece as far as the client takes it without a wait. False: drain must write the rest.
 func (d *wireDown) writeNow(p []byte) (whole bool) {
 	if d.err != nil {
 		return true
@@ -188,14 +189,16 @@ func (d *wireDown) writeNow(p []byte) (whole bool) {
 	} else {
 		d.out = append(d.out, p...)
 	}
-	n, err := d.c.nc.(*sock).writeNow(d.out)
-	if err == nil && n < len(d.out) {
-		d.out = d.out[:copy(d.out, d.out[n:])]
-		return false
-	}
-	d.err = err
+	t, _ := d.c.nc.(*tls.Conn)
+	whole, d.err = d.sock.writeNow(t, d.out)
 	d.rest()
-	return true
+	return whole || d.err != nil
+}
+
+// drain writes what writeNow could not. Its error sticks.
+func (d *wireDown) drain() {
+	d.deadline(time.Now())
+	d.err = d.sock.drain()
 }
 
 // deadline renews the write deadline now and then: setting it for each chunk would cost more than the chunk.

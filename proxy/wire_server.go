@@ -161,7 +161,7 @@ func (s *Server) stop(all bool) {
 	}
 	for c := range s.conns {
 		if all {
-			_ = c.nc.Close()
+			_ = underTLS(c.nc).Close()
 		} else {
 			c.hurry()
 		}

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"io"
 	"net"
 	"os"
@@ -33,14 +34,19 @@ type sock struct {
 	seen  waiting
 	lf    func(fd uintptr) // of look
 
-	of func(fd uintptr) // of writeNow
+	of    func(fd uintptr) // of writeNow
+	brief bool             // Write does not wait, and keeps what would have to
+	rest  []byte           // what it kept
 
-	// A descriptor of the connection that Go's poller does not know, see hangups.relay.
+	// A descriptor of the connection that Go's poller does not know, see hangups.take.
 	mu   sync.Mutex
 	left bool // there is one
 	own  int
 	away bool // the set reads from it
 	shut bool // Close has come meanwhile
+
+	ends bool // the other side may have ended behind what can be read
+	dry  bool // all that can be read has been
 }
 
 // call is one read or write under way; f lives as long as the connection, so that a call allocates nothing.
@@ -86,7 +92,7 @@ func (s *sock) read(fd uintptr) bool {
 }
 
 // leave takes the connection away from Go's poller, which would be woken by each piece that somebody else reads: it goes on
-// under a descriptor of its own, until comeBack. Only Close works meanwhile.
+// under a descriptor of its own, until comeBack. Reads and writes do not wait meanwhile, and there are no deadlines.
 func (s *sock) leave() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,27 +113,57 @@ func (s *sock) leave() error {
 	}
 	s.left, s.own = true, int(n)
 	_ = s.Conn.Close()
-	s.Conn, s.raw = goneConn, goneRaw{} // what Go has of a connection takes 400 bytes
+	s.Conn, s.raw = goneConn, (*ownRaw)(s) // what Go has of a connection takes 400 bytes
 	return nil
 }
 
-// goneConn and goneRaw stand for a connection that has left; all they say is that it is closed.
+// goneConn stands for a connection that has left; all it says is that it is closed.
 var goneConn = new(net.TCPConn)
 
-type goneRaw struct{}
+// ownRaw is the raw side of a connection that has left. Those that read it are told by errLater that they would have to wait, so
+// that TLS, to which such an error is a passing one, can be read by the set too.
+type ownRaw sock
 
-func (goneRaw) Control(func(uintptr)) error    { return net.ErrClosed }
-func (goneRaw) Read(func(uintptr) bool) error  { return net.ErrClosed }
-func (goneRaw) Write(func(uintptr) bool) error { return net.ErrClosed }
-
-// comeBack undoes leave, on a connection that is to be used again.
-func comeBack(nc net.Conn) error {
-	if s, ok := nc.(*sock); ok {
-		return s.comeBack()
+func (r *ownRaw) call(f func(uintptr) bool) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.left:
+		return net.ErrClosed
+	case !f(uintptr(r.own)):
+		return errLater
 	}
 	return nil
 }
 
+// Control implements syscall.RawConn.
+func (r *ownRaw) Control(f func(uintptr)) error {
+	return r.call(func(fd uintptr) bool { f(fd); return true })
+}
+
+// Read implements syscall.RawConn. A read that did not fill its buffer has emptied the socket.
+func (r *ownRaw) Read(f func(uintptr) bool) error {
+	if r.dry {
+		return errLater
+	}
+	err := r.call(f)
+	r.dry = err == nil && r.in.n < len(r.in.p) && !r.ends
+	return err
+}
+
+// Write implements syscall.RawConn.
+func (r *ownRaw) Write(f func(uintptr) bool) error { return r.call(f) }
+
+// errLater is the error of a read or write that would have to wait.
+var errLater net.Error = laterError{}
+
+type laterError struct{}
+
+func (laterError) Error() string   { return "it would have to wait" }
+func (laterError) Timeout() bool   { return true }
+func (laterError) Temporary() bool { return true }
+
+// comeBack undoes leave, on a connection that is to be used again.
 func (s *sock) comeBack() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -182,8 +218,32 @@ func (s *sock) Close() error {
 	return syscall.Close(s.own)
 }
 
-// writeNow writes what can be written without a wait, and so without looking at the deadline.
-func (s *sock) writeNow(p []byte) (int, error) {
+// writeNow writes p, through t unless that is nil, as far as it goes without a wait, and so without looking at the deadline.
+// False: drain must write the rest.
+func (s *sock) writeNow(t *tls.Conn, p []byte) (whole bool, err error) {
+	if t == nil {
+		err = s.writeBrief(p)
+	} else {
+		s.brief = true
+		_, err = t.Write(p)
+		s.brief = false
+	}
+	return s.rest == nil, err
+}
+
+// drain writes what writeNow could not.
+func (s *sock) drain() error {
+	p := s.rest
+	s.rest = nil
+	_, err := s.Write(p)
+	return err
+}
+
+func (s *sock) writeBrief(p []byte) error {
+	if s.rest != nil {
+		s.rest = append(s.rest, p...)
+		return nil
+	}
 	if s.of == nil {
 		s.of = func(fd uintptr) { s.write(fd) }
 	}
@@ -191,14 +251,22 @@ func (s *sock) writeNow(p []byte) (int, error) {
 	c.p, c.n, c.err = p, 0, nil
 	err := s.raw.Control(s.of)
 	c.p = nil
-	return c.n, s.writeError(err)
-}
-
-func (s *sock) writeError(err error) error {
-	if err == nil && s.out.err != nil {
-		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", s.out.err)}
+	if err = s.failed("write", c, err); err == nil && c.n < len(p) {
+		s.rest = append([]byte(nil), p[c.n:]...)
 	}
 	return err
+}
+
+// failed is the error of a call: its own, or err.
+func (s *sock) failed(op string, c *call, err error) error {
+	if err != nil || c.err == nil {
+		return err
+	}
+	e := &net.OpError{Op: op, Err: os.NewSyscallError(op, c.err)}
+	if a := s.RemoteAddr(); a != nil { // it has not left
+		e.Net = a.Network()
+	}
+	return e
 }
 
 // Read implements net.Conn.
@@ -210,11 +278,9 @@ func (s *sock) Read(p []byte) (int, error) {
 	c.p, c.n, c.err = p, 0, nil
 	err := s.raw.Read(c.f)
 	c.p = nil
-	switch {
+	switch err = s.failed("read", c, err); {
 	case err != nil:
 		return 0, err
-	case c.err != nil:
-		return 0, &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", c.err)}
 	case c.n == 0:
 		return 0, io.EOF
 	}
@@ -241,14 +307,17 @@ func (s *sock) write(fd uintptr) bool {
 
 // Write implements net.Conn.
 func (s *sock) Write(p []byte) (int, error) {
-	if len(p) > shortCall {
+	switch {
+	case s.brief:
+		return len(p), s.writeBrief(p)
+	case len(p) > shortCall:
 		return s.Conn.Write(p)
 	}
 	c := &s.out
 	c.p, c.n, c.err = p, 0, nil
 	err := s.raw.Write(c.f)
 	c.p = nil
-	return c.n, s.writeError(err)
+	return c.n, s.failed("write", c, err)
 }
 
 // ask sends p and waits until there is something to read. The wait begins before the write, so that the answer cannot come
@@ -264,9 +333,9 @@ func (s *sock) ask(p []byte, used bool) (fresh bool, err error) {
 	switch {
 	case s.seen != waitNothing:
 		return false, nil
-	case err == nil && c.err != nil:
-		err = &net.OpError{Op: "write", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("write", c.err)}
-	case err == nil && n < len(p):
+	case err != nil || c.err != nil:
+		err = s.failed("write", c, err)
+	case n < len(p):
 		_, err = s.Write(p[n:]) // more than the kernel takes at once
 	}
 	return true, err
@@ -311,11 +380,9 @@ func (s *sock) lend(pool *sync.Pool, most int) (p *[]byte, n int, err error) {
 	s.pool, s.in.n, s.in.err = pool, most, nil
 	err = s.raw.Read(s.gf)
 	p, s.gp, s.in.p = s.gp, nil, nil
-	switch {
+	switch err = s.failed("read", &s.in, err); {
 	case err != nil:
 		return p, 0, err
-	case s.in.err != nil:
-		return p, 0, &net.OpError{Op: "read", Net: s.RemoteAddr().Network(), Err: os.NewSyscallError("read", s.in.err)}
 	case s.in.n == 0:
 		return p, 0, io.EOF
 	}
@@ -346,7 +413,8 @@ func (s *sock) SyscallConn() (syscall.RawConn, error) { return s.raw, nil }
 // CloseWrite ends our side.
 func (s *sock) CloseWrite() error { return s.Conn.(interface{ CloseWrite() error }).CloseWrite() }
 
-func isSock(nc net.Conn) bool { _, ok := nc.(*sock); return ok }
+// sockOf is the connection of ours under nc, nil if there is none.
+func sockOf(nc net.Conn) *sock { s, _ := below(nc).(*sock); return s }
 
 // plainConn is the connection that net.Buffers knows how to write to at once.
 func plainConn(nc net.Conn) net.Conn {

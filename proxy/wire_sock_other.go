@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"io"
 	"net"
 	"sync"
@@ -20,14 +21,14 @@ func (s *sock) ask([]byte, bool) (fresh bool, err error) { return false, io.EOF 
 
 func (s *sock) look() waiting { return waitUnknown }
 
-func (s *sock) writeNow([]byte) (int, error) { return 0, io.EOF }
+func (s *sock) writeNow(*tls.Conn, []byte) (whole bool, err error) { return false, io.EOF }
+
+func (s *sock) drain() error { return io.EOF }
 
 func (s *sock) comeBack() error { return nil }
 
 func (s *sock) done() {}
 
-func comeBack(net.Conn) error { return nil }
-
-func isSock(net.Conn) bool { return false }
+func sockOf(net.Conn) *sock { return nil }
 
 func plainConn(nc net.Conn) net.Conn { return nc }

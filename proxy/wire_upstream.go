@@ -87,7 +87,7 @@ func (u *wireUpstream) get(ctx context.Context, now time.Time) (*wireConn, error
 		u.spare[n-1] = nil
 		u.spare = u.spare[:n-1]
 		u.mu.Unlock()
-		if now.Sub(c.since) < u.life && comeBack(c.nc) == nil {
+		if now.Sub(c.since) < u.life && c.comeBack() == nil {
 			return c, nil
 		}
 		_ = c.nc.Close() // idle, so nothing is lost
@@ -97,6 +97,14 @@ func (u *wireUpstream) get(ctx context.Context, now time.Time) (*wireConn, error
 		return nil, err
 	}
 	return &wireConn{nc: fastConn(nc), up: u}, nil
+}
+
+// comeBack undoes what a stream that the set has read may have left.
+func (c *wireConn) comeBack() error {
+	if s := sockOf(c.nc); s != nil {
+		return s.comeBack()
+	}
+	return nil
 }
 
 // connect opens a connection on another goroutine: dialling goes deep, and a stack that has grown stays so for as long as
@@ -180,7 +188,7 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 			closeBody(r)
 			return nil, &SendError{Stage: StageDial, Err: err}
 		}
-		hold = closeAtEnd(ctx, c.nc) // ends the read or write under way
+		hold = closeAtEnd(ctx, underTLS(c.nc)) // ends the read or write under way
 		if aside, err = c.write(r); err != errStale {
 			break
 		}
