@@ -12,12 +12,13 @@ import (
 // hashes:
 //
 //	c(0) = F(model, adapter, template arguments, cache_salt)
-//	c(i) = F(c(i−1), h(i))          F = SHA-256 with a key, cut to 64 bits, where digests carry block i
+//	c(i) = F(c(i−1), h(i))          F = SipHash-2-4 of the two, where digests carry block i
 //	c(i) = G(c(i−1), h(i))          G = a multiplication with a key, where they do not: most blocks
 //
 // The content hashes h are fast and taken as the body arrives; the chain is closed when the body is whole,
 // because what c(0) covers may stand behind the messages. F's key comes from the cluster key, so that hashes
-// in a digest say nothing to who does not have it: they cannot even check a guess.
+// in a digest say nothing to who does not have it: they cannot even check a guess. A pseudorandom function is all that takes,
+// and SipHash is one for inputs as short as these.
 //
 // Where blocks end hangs on nothing but the position in the text, so that all agents agree from the first request on, whatever
 // they know of the model's tokens: every 128 bytes at first, then eight times while the prefix doubles, from 16 KiB on every
@@ -42,7 +43,7 @@ func carried(end int) bool { return end%blockBytes == 0 || end >= 2*leastBlock &
 type PrefixSalt struct{ now atomic.Pointer[saltKeys] }
 
 type saltKeys struct {
-	chain [32]byte
+	chain [2]uint64
 	lanes [4]uint64
 	empty uint64 // the hash of a stream without a byte
 }
@@ -56,14 +57,16 @@ func NewPrefixSalt(key []byte) *PrefixSalt {
 
 // Set derives the salt anew from a key, and reports whether it is another one. Hashes of before say nothing then.
 func (s *PrefixSalt) Set(key []byte) (changed bool) {
-	b, err := hkdf.Key(sha256.New, key, nil, "grapevine prefix hashes v2", 64)
-	if err != nil { // 64 bytes are far below HKDF's limit
+	b, err := hkdf.Key(sha256.New, key, nil, "grapevine prefix hashes v3", 48)
+	if err != nil { // 48 bytes are far below HKDF's limit
 		panic(err)
 	}
 	k := new(saltKeys)
-	copy(k.chain[:], b)
+	for i := range k.chain {
+		k.chain[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
 	for i := range k.lanes {
-		k.lanes[i] = binary.LittleEndian.Uint64(b[32+8*i:]) | 1
+		k.lanes[i] = binary.LittleEndian.Uint64(b[16+8*i:]) | 1
 	}
 	h := blockHash{salt: k}
 	h.reset()
@@ -81,14 +84,7 @@ func (s *PrefixSalt) keys() *saltKeys {
 }
 
 // next is F: the hash of a prefix from the hash of the one before and its last block.
-func (s *saltKeys) next(prev, block uint64) uint64 {
-	var b [48]byte
-	copy(b[:], s.chain[:])
-	binary.LittleEndian.PutUint64(b[32:], prev)
-	binary.LittleEndian.PutUint64(b[40:], block)
-	sum := sha256.Sum256(b[:])
-	return binary.LittleEndian.Uint64(sum[:])
-}
+func (s *saltKeys) next(prev, block uint64) uint64 { return sipHash(s.chain, prev, block) }
 
 // step is G.
 func (s *saltKeys) step(prev, block uint64) uint64 { return mum(prev^s.lanes[0], block^s.lanes[1]) }
@@ -247,4 +243,28 @@ func (h *blockHash) finish() uint64 {
 func mum(a, b uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	return hi ^ lo
+}
+
+// sipHash is SipHash-2-4 of the 16 bytes of two little-endian words.
+func sipHash(key [2]uint64, m0, m1 uint64) uint64 {
+	v0, v1, v2, v3 := key[0]^0x736f6d6570736575, key[1]^0x646f72616e646f6d, key[0]^0x6c7967656e657261, key[1]^0x7465646279746573
+	for _, m := range [...]uint64{m0, m1, 16 << 56} { // the last word has the length
+		v3 ^= m
+		v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
+		v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
+		v0 ^= m
+	}
+	v2 ^= 0xff
+	for range 4 {
+		v0, v1, v2, v3 = sipRound(v0, v1, v2, v3)
+	}
+	return v0 ^ v1 ^ v2 ^ v3
+}
+
+func sipRound(v0, v1, v2, v3 uint64) (uint64, uint64, uint64, uint64) {
+	v0, v2 = v0+v1, v2+v3
+	v1, v3 = bits.RotateLeft64(v1, 13)^v0, bits.RotateLeft64(v3, 16)^v2
+	v0, v2 = bits.RotateLeft64(v0, 32)+v3, v2+v1
+	v1, v3 = bits.RotateLeft64(v1, 17)^v2, bits.RotateLeft64(v3, 21)^v0
+	return v0, v1, bits.RotateLeft64(v2, 32), v3
 }

@@ -302,3 +302,9 @@ func TestSaltFollowsTheKey(t *testing.T) {
 	assert.NotEqual(t, session, s.Session("x"))
 	assert.Equal(t, prefixOf(t, routing.ServeChat, NewPrefixSalt([]byte("b")), body), prefixOf(t, routing.ServeChat, s, body))
 }
+
+func TestSipHash(t *testing.T) {
+	// The vector of the reference implementation for 16 bytes: key and message count up from 0.
+	key := [2]uint64{0x0706050403020100, 0x0f0e0d0c0b0a0908}
+	assert.Equal(t, uint64(0x3f2acc7f57c29bdb), sipHash(key, key[0], key[1]))
+}
