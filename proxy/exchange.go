@@ -52,10 +52,14 @@ type exchange struct {
 	grpc     bool
 
 	arrived time.Time
-	ctx     context.Context
-	watch   *watch        // of the attempt under way
-	first   time.Duration // most time to the first content; 0 or less = no limit
-	idle    time.Duration // most silence after it; likewise
+	life    *life
+	ctx     context.Context // life, or within it
+	watch   *watch          // of the attempt under way
+	first   time.Duration   // most time to the first content; 0 or less = no limit
+	idle    time.Duration   // most silence after it; likewise
+
+	spare *attempt // memory of the next one; nil = none
+	lent  bool     // others may still have an attempt, or the body
 
 	// What was tried.
 	retry      retryState
@@ -104,27 +108,35 @@ type exchange struct {
 	rec     pickNote
 }
 
-// serve runs one request from its head to its end, or until its stream needs no goroutine: then it returns the exchange, for which
-// resume is to be called.
-func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reader, down Downstream) (parked *exchange) {
+// exchange returns the exchange of a new request: serve is to be called, and recycle when nobody can end its life any more.
+func (p *Proxy) exchange() *exchange {
+	x := p.exchanges.Get().(*exchange)
+	x.p = p
+	if x.life == nil {
+		x.life = new(life)
+	}
+	if x.body == nil {
+		x.body = new(body)
+	}
+	return x
+}
+
+// serve runs one request from its head to its end, or until its stream needs no goroutine: then it is parked, and resume is to be
+// called.
+func (x *exchange) serve(r role, in *RequestHead, src io.Reader, down Downstream) {
+	p, l := x.p, x.life
 	if src != nil {
 		// A request with a body is none for an upgrade (RFC 6455 4.1: a GET, which has none): behind an upgrade's head the
 		// bytes go as they are, so to an engine that declines it a body would be the next request.
 		in.Upgrade = ""
 	}
 	n := p.inflight.Add(1)
-	l, ok := ctx.(*life)
-	if !ok {
-		l = new(life)
-		defer newAttempt(ctx, l)()
-	}
 	p.lives.add(l)
 
-	x := p.exchanges.Get().(*exchange)
-	x.p, x.role, x.in, x.down, x.ctx, x.arrived, x.log = p, r, in, down, l, time.Now(), p.log
+	x.role, x.in, x.down, x.ctx, x.arrived, x.log = r, in, down, l, time.Now(), p.log
 	x.tried = x.tries[:0]
-	x.body = newBody(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
-	defer x.leave(l)
+	x.body.begin(src, p.cfg.MaxBody, p.cfg.KeepBody, p.bodies)
+	defer x.leave()
 	x.path, _, _ = strings.Cut(in.Target, "?")
 	x.class = classify(in.Method, x.path)
 	x.id = x.requestID()
@@ -133,31 +145,28 @@ func (p *Proxy) serve(ctx context.Context, r role, in *RequestHead, src io.Reade
 	}
 	if e := x.admit(int(n)); e != nil {
 		x.fail(e)
-		return nil
+		return
 	}
-	if x.run(); x.parked {
-		return x
-	}
-	return nil
+	x.run()
 }
 
-// resume goes on with a parked exchange: something is to be waited for or decided. It reports whether it is parked again.
-func (x *exchange) resume(l *life, readErr error) (parked bool) {
+// resume goes on with a parked exchange: something is to be waited for or decided. It may be parked again.
+func (x *exchange) resume(readErr error) {
 	x.parked = false
-	defer x.leave(l)
+	defer x.leave()
 	a := x.pump.a
+	peer := a.peer
 	v, o := x.relayOn(readErr)
 	x.sent(a)
 	if v = x.endTry(a, v, o); x.role == roleTarget {
 		x.served(v)
 	} else {
-		x.goAfter(v, choice{Peer: a.peer})
+		x.goAfter(v, choice{Peer: peer})
 	}
-	return x.parked
 }
 
 // leave undoes what serve did, when the exchange is over.
-func (x *exchange) leave(l *life) {
+func (x *exchange) leave() {
 	if x.parked {
 		return
 	}
@@ -165,18 +174,17 @@ func (x *exchange) leave(l *life) {
 		x.unlimit()
 	}
 	p := x.p
-	l.over = x.account()
+	x.over = x.account()
 	if !x.bodyless {
 		x.body.release()
 	}
-	x.recycle()
-	l.end(errCauseDone)
-	p.lives.remove(l)
+	x.life.end(errCauseDone)
+	p.lives.remove(x.life)
 	p.inflight.Add(-1)
 }
 
-// recycle makes x ready for another request and keeps its buffers; what was held or saved stays with those who may
-// still look at it.
+// recycle makes x ready for another request and keeps its memory; what was held or saved stays with those who may
+// still look at it, and so does what was lent.
 func (x *exchange) recycle() {
 	if x.held {
 		return
@@ -191,7 +199,12 @@ func (x *exchange) recycle() {
 	}
 	p, rnd, header, out, attempts := x.p, x.rnd, x.header[:0], x.out, x.rec.Attempts[:0]
 	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
+	l, spare, b := x.life.renewed(), x.spare, x.body
+	if x.lent || x.cont != nil {
+		b = nil
+	}
 	*x = exchange{}
+	x.life, x.spare, x.body = l, spare, b.renewed()
 	x.rnd, x.header, x.out, x.rec.Attempts = rnd, header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
 	p.exchanges.Put(x)

@@ -77,7 +77,19 @@ func (x *exchange) endTry(a *attempt, v verdict, o routing.Outcome) verdict {
 		x.attempt.Result = "moved"
 	}
 	x.trace.end(x, a, x.attempt.Result, o)
+	x.keepAttempt(a)
 	return v
+}
+
+// keepAttempt keeps the memory of an attempt that is over for the next one, if the exchange's goroutine alone has it. The watch,
+// the flights and the exchange's life have forgotten it.
+func (x *exchange) keepAttempt(a *attempt) {
+	if !orphan(x.ctx, &a.life) || x.held {
+		x.lent = true
+		return
+	}
+	*a = attempt{}
+	x.spare = a
 }
 
 // begin does the bookkeeping of a new attempt.
@@ -87,7 +99,11 @@ func (x *exchange) begin(d *choice) *attempt {
 		now = time.Now()
 	}
 	m := d.Peer.Member()
-	a := &attempt{peer: d.Peer, self: d.Peer.Boot() == x.p.self, tokens: d.Tokens, at: now, predict: d.First, p: x.p}
+	a := x.spare
+	if x.spare = nil; a == nil {
+		a = new(attempt)
+	}
+	a.peer, a.self, a.tokens, a.at, a.predict, a.p = d.Peer, d.Peer.Boot() == x.p.self, d.Tokens, now, d.First, x.p
 	if a.self {
 		a.tokens = x.uncached()
 	}

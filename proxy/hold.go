@@ -143,15 +143,15 @@ func (x *exchange) refuse(e *apiError) (verdict, routing.Outcome, bool) {
 
 // start counts the request as given to our own engine.
 func (x *exchange) start(a *attempt, p *pass, now time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.flight = &a.room
 	tokens := a.tokens
 	if x.units != x.p.account.units.Load() { // they were learned while the request waited
 		tokens = max(1, tokens*x.p.lessons.tokens(x.req.Model, &x.peek)/max(1, x.req.PromptTokens))
 	}
+	a.mu.Lock()
+	a.flight = &a.room
 	prefill := x.p.account.start(a.flight, tokens, &a.life, x.watch, now)
 	a.flight.pass = p
+	a.mu.Unlock()
 	if d := x.p.cfg.Digest; d != nil && len(x.req.Prefix) > 0 {
 		d.Touch(x.req.Prefix, x.req.Ends)
 	}

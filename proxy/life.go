@@ -9,16 +9,19 @@ import (
 )
 
 // life is the context of an exchange, or of one attempt in it. Standard contexts would cost a request a dozen
-// allocations and a lock that all requests share; a life is one allocation with its first attempt, and closes the
-// attempt's connection itself. Err returns the cause.
+// allocations and a lock that all requests share; a life serves one after another, and closes the attempt's connection
+// itself. Err returns the cause.
+//
+// Whoever ends a life from another goroutine does so under the lock under which it found it, and which the owner takes to be
+// forgotten: so nobody ends the next exchange that has it.
 type life struct {
 	mu    sync.Mutex
 	cause error         // why it is over; nil = it is not
-	over  time.Time     // when an exchange was; its goroutine's
 	done  chan struct{} // made when somebody asks
 	child *life         // the attempt under way
 	conn  io.Closer     // the connection under way, closed at the end
 	after []*afterLife
+	lent  bool // others may have it beyond its end: it serves no other
 
 	at         *lives // of which it is a member
 	prev, next *life
@@ -71,13 +74,9 @@ func (s *lives) remove(l *life) {
 // end ends all, and those that come later.
 func (s *lives) end(cause error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.over = cause
-	var all []*life
 	for l := s.first; l != nil; l = l.next {
-		all = append(all, l)
-	}
-	s.mu.Unlock()
-	for _, l := range all {
 		l.end(cause)
 	}
 }
@@ -86,6 +85,7 @@ func (s *lives) end(cause error) {
 func newAttempt(ctx context.Context, l *life) (stop func() bool) {
 	p, ok := ctx.(*life)
 	if !ok {
+		l.lent = true // the call may come late
 		return context.AfterFunc(ctx, func() { l.end(context.Cause(ctx)) })
 	}
 	p.mu.Lock()
@@ -98,29 +98,53 @@ func newAttempt(ctx context.Context, l *life) (stop func() bool) {
 	return nil
 }
 
+// orphan makes the end of the context an attempt's no more, and reports whether nobody else has the attempt's life.
+func orphan(ctx context.Context, l *life) (alone bool) {
+	if p, ok := ctx.(*life); ok {
+		p.mu.Lock()
+		p.child = nil
+		p.mu.Unlock()
+	}
+	return l.alone()
+}
+
+// renewed returns l as new, or nil if not its owner alone has it.
+func (l *life) renewed() *life {
+	if !l.alone() {
+		return nil
+	}
+	*l = life{}
+	return l
+}
+
+// alone reports whether its owner alone has l, if those forgot it that could end it.
+func (l *life) alone() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.lent
+}
+
 // end ends l for the cause, once.
 func (l *life) end(cause error) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.cause != nil {
-		l.mu.Unlock()
 		return
 	}
 	l.cause = cause
-	child, conn, after := l.child, l.conn, l.after
-	l.child, l.conn, l.after = nil, nil, nil
 	if l.done != nil {
 		close(l.done)
 	}
-	l.mu.Unlock()
-	if child != nil {
-		child.end(cause)
+	if l.child != nil {
+		l.child.end(cause)
 	}
-	if conn != nil { // ends the read or write under way; a close may have to wait
+	if conn := l.conn; conn != nil { // ends the read or write under way; a close may have to wait
 		go func() { _ = conn.Close() }()
 	}
-	for _, a := range after {
+	for _, a := range l.after {
 		go a.f()
 	}
+	l.child, l.conn, l.after = nil, nil, nil
 }
 
 // hold makes the end of l close c. False means that it is over already, and c is closed.
@@ -163,7 +187,7 @@ func (l *life) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.done == nil {
-		l.done = make(chan struct{})
+		l.done, l.lent = make(chan struct{}), true
 		if l.cause != nil {
 			close(l.done)
 		}
@@ -176,6 +200,7 @@ func (l *life) AfterFunc(f func()) (stop func() bool) {
 	a := &afterLife{f}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.lent = true
 	if l.cause != nil {
 		go f()
 		return func() bool { return false }

@@ -48,7 +48,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			_ = d.rc.EnableFullDuplex() // only HTTP/1 needs and knows it
 		}
 	}
-	h.p.serve(r.Context(), h.role, in, src, d)
+	x := h.p.exchange()
+	defer newAttempt(r.Context(), x.life)()
+	x.serve(h.role, in, src, d)
+	x.recycle()
 	if d.aborted {
 		panic(http.ErrAbortHandler)
 	}

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"path/filepath"
 	"strings"
@@ -161,6 +163,64 @@ func TestHangUpResetsTheEngine(t *testing.T) {
 				t.Fatal("the engine never saw the hang-up")
 			}
 		})
+	}
+}
+
+// The memory of an exchange serves one request after another: what ends one from outside, a hang-up or its engine's reset, must
+// never end the next.
+func TestEndsReachNobodyElse(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		time.Sleep(time.Duration(rand.Int64N(int64(time.Millisecond))))
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, okAnswer)
+	}))
+	defer engine.Close()
+	u, err := url.Parse(engine.URL)
+	require.NoError(t, err)
+	entry, target, agents := realPair(t, u, nil)
+	for _, addr := range []string{target, entry} {
+		done := make(chan struct{})
+		var rude, polite sync.WaitGroup
+		for range 4 {
+			rude.Go(func() {
+				for {
+					select {
+					case <-done:
+						return
+					default:
+					}
+					c, err := net.Dial("tcp", addr)
+					if err != nil {
+						continue
+					}
+					body := chatBody(false)
+					fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", chatPath, len(body), body)
+					time.Sleep(time.Duration(rand.Int64N(int64(2 * time.Millisecond))))
+					_ = c.Close()
+				}
+			})
+			polite.Go(func() {
+				for range 60 {
+					resp, err := http.Post("http://"+addr+chatPath, "application/json", strings.NewReader(chatBody(false)))
+					if !assert.NoError(t, err) {
+						return
+					}
+					b, err := io.ReadAll(resp.Body)
+					_ = resp.Body.Close()
+					assert.NoError(t, err)
+					assert.Equal(t, 200, resp.StatusCode)
+					assert.Len(t, b, len(okAnswer))
+				}
+			})
+		}
+		polite.Wait()
+		close(done)
+		rude.Wait()
+	}
+	for _, p := range agents {
+		require.NoError(t, p.Wait(t.Context()))
+		assert.Zero(t, p.Load().Running+p.Load().Waiting)
 	}
 }
 

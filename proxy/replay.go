@@ -148,7 +148,12 @@ type body struct {
 }
 
 func newBody(src io.Reader, limit, keep int64, budget *replayBudget) *body {
-	b := &body{src: src, limit: limit, keep: keep, budget: budget}
+	return new(body).begin(src, limit, keep, budget)
+}
+
+// begin makes b, which is new, the body that src brings.
+func (b *body) begin(src io.Reader, limit, keep int64, budget *replayBudget) *body {
+	b.src, b.limit, b.keep, b.budget = src, limit, keep, budget
 	b.refs.Store(1)
 	b.blocks, b.mem = b.block1[:0], b.mem1[:0]
 	if src == nil {
@@ -257,6 +262,16 @@ func (b *body) release() {
 	}
 	b.blocks, b.mem = nil, nil
 	b.budget.give(b.charge, b)
+}
+
+// renewed returns b as new, or nil if somebody may still look at it: all must have let go of it, and none on a goroutine of its own,
+// which might not be back from doing so.
+func (b *body) renewed() *body {
+	if b == nil || b.refs.Load() != 0 || !b.complete() || b.n > writeAside {
+		return nil
+	}
+	*b = body{}
+	return b
 }
 
 // drop is the release of the one that could have it sent again.

@@ -124,6 +124,8 @@ func (w *watch) resume(at int64, progress bool) {
 }
 
 func (w *watch) fire() {
+	w.mu.Lock()
+	defer w.mu.Unlock() // so that neither is the next exchange's
 	cancel, cause, a := w.due()
 	if a != nil {
 		a.predicted(time.Now())
@@ -133,10 +135,8 @@ func (w *watch) fire() {
 	}
 }
 
-// due looks what is asked for now, and arms the timer for what is to come.
+// due looks what is asked for now, and arms the timer for what is to come; the lock is held.
 func (w *watch) due() (cancel endable, cause error, a *attempt) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	now := time.Since(w.base)
 	w.armed = 0
 	if w.cancel == nil {

@@ -133,12 +133,12 @@ func (c *wireServerConn) unpark() {
 
 // resume goes on with the parked request; err is how the set's reading ended.
 func (c *wireServerConn) resume(err error) fate {
-	l := c.life
-	if c.parked.resume(l, err) {
+	x := c.parked
+	if x.resume(err); x.parked {
 		return fateParked
 	}
 	c.parked = nil
-	return c.answered(l)
+	return c.answered(x)
 }
 
 // one waits for a request and serves it. The wait has little on its stack, so that the next collection makes that of a silent connection small.
@@ -181,24 +181,26 @@ func (c *wireServerConn) request(n int, err error) fate {
 	}
 	c.req = nil
 	requests.Put(q)
-	ctx := new(life)
-	c.begin(ctx)
-	if c.parked = c.s.p.serve(ctx, c.s.role, &c.in, src, d); c.parked != nil {
+	x := c.s.p.exchange()
+	c.begin(x.life)
+	if x.serve(c.s.role, &c.in, src, d); x.parked {
+		c.parked = x
 		return fateParked
 	}
-	return c.answered(ctx)
+	return c.answered(x)
 }
 
 // answered ends a request.
-func (c *wireServerConn) answered(l *life) fate {
+func (c *wireServerConn) answered(x *exchange) fate {
 	d := &c.down
 	f := fateNext // also while the server shuts down: the client was not told that this was the last
 	if d.tunnelled || d.aborted || d.err != nil || !d.finished || !c.body.done || d.close {
 		f = fateOver
 	}
-	c.over = l.over
+	c.over = x.over
 	c.since.Store(c.over.UnixNano()) // before finish: Shutdown may look then
 	c.finish(f == fateNext)
+	x.recycle()
 	c.dropHead()
 	switch {
 	case d.tunnelled:
@@ -419,11 +421,10 @@ func (c *wireServerConn) finish(idle bool) {
 // hungUp is called when the client has ended its side.
 func (c *wireServerConn) hungUp() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.ended = true
-	l := c.life
-	c.mu.Unlock()
-	if l != nil && !guard.HangUp.Off() {
-		l.end(errClientGone)
+	if c.life != nil && !guard.HangUp.Off() {
+		c.life.end(errClientGone)
 	}
 }
 

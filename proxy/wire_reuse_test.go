@@ -45,9 +45,8 @@ func TestEndedBodyLeavesItsConnection(t *testing.T) {
 	})
 }
 
-// requestAllocs is what a small request may allocate: its context, its attempt, its body, its id, the hashes of its
-// prompt, and what the choice makes.
-const requestAllocs = 8
+// requestAllocs is what a small request may allocate: its id, and the hashes of its prompt with their places.
+const requestAllocs = 3
 
 func TestRequestAllocations(t *testing.T) {
 	if raceOn {
