@@ -177,10 +177,9 @@ func (s *jsonScan) feed(b []byte) {
 				s.leave()
 				continue
 			}
-			s.begin(c)
-			i += s.shortValue(b[i:])
+			fallthrough
 		case jsonValue:
-			s.begin(c)
+			s.begin(c, s.key[:s.keyLen])
 			i += s.shortValue(b[i:])
 		case jsonKeyOrEnd, jsonKey:
 			switch {
@@ -214,24 +213,24 @@ func (s *jsonScan) feed(b []byte) {
 	}
 }
 
-// begin starts the value whose first byte is c.
-func (s *jsonScan) begin(c byte) {
-	kind := c
-	switch {
-	case c == '-' || c >= '0' && c <= '9', c == 'N', c == 'I': // NaN and Infinity, which Python reads too
-		kind = kindNumber
-	case c != kindString && c != kindObject && c != kindArray && c != kindTrue && c != kindFalse && c != kindNull:
+// kinds are those of values that begin with a byte; 0 = none does.
+var kinds = [256]byte{kindString: kindString, kindObject: kindObject, kindArray: kindArray, kindTrue: kindTrue, kindFalse: kindFalse, kindNull: kindNull,
+	'0': kindNumber, '1': kindNumber, '2': kindNumber, '3': kindNumber, '4': kindNumber, '5': kindNumber, '6': kindNumber, '7': kindNumber,
+	'8': kindNumber, '9': kindNumber, '-': kindNumber, 'N': kindNumber, 'I': kindNumber} // NaN and Infinity, which Python reads too
+
+// begin starts the value whose first byte is c; key is its key, if it stands in an object.
+func (s *jsonScan) begin(c byte, key []byte) {
+	kind := kinds[c]
+	if kind == 0 {
 		s.state = jsonBad
 		return
 	}
-	var node uint8
-	var key []byte
+	node := uint8(0)
 	if s.top > 0 {
 		node = s.stack[s.top-1]
-		if node&jsonArray == 0 {
-			key = s.key[:s.keyLen]
-		}
-		node &^= jsonArray
+	}
+	if node&jsonArray != 0 || s.top == 0 {
+		node, key = node&^jsonArray, nil
 	}
 	s.act, s.id = s.v.begin(node, key, kind)
 	s.kind, s.keepLen, s.cut, s.depth = kind, 0, false, 0
@@ -281,21 +280,28 @@ func shortString(b []byte) int {
 	return -1
 }
 
-// beginKey is behind the first quote of a key. A short one is taken at once, with its colon; it returns how many bytes that were.
+// beginKey is behind the first quote of a key. A short one is taken at once, with its colon and the beginning of its value; it returns
+// how many bytes that were.
 func (s *jsonScan) beginKey(b []byte) int {
 	n := shortString(b)
 	if n < 0 {
 		s.isKey, s.keyLen, s.state = true, 0, jsonString
 		return 0
 	}
-	s.keyLen = copy(s.key[:], b[:n])
-	n++
-	if n < len(b) && b[n] == ':' {
-		s.state = jsonValue
-		return n + 1
+	i := n + 1
+	if i+1 < len(b) && b[i] == ':' {
+		if i++; b[i] == ' ' && i+1 < len(b) {
+			i++
+		}
+		if c := b[i]; c > ' ' {
+			s.begin(c, b[:n])
+			i++
+			return i + s.shortValue(b[i:])
+		}
+		i = n + 1
 	}
-	s.state = jsonColon
-	return n
+	s.keyLen, s.state = copy(s.key[:], b[:n]), jsonColon
+	return i
 }
 
 // shortValue takes the rest of a value that begin has begun, if that is a short string, and returns how many bytes it took.
