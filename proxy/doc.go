@@ -49,6 +49,9 @@
 // its own, one wait, one read and one write a chunk, and gives a stream back, to a new goroutine, when something is to be waited for
 // or decided. TLS is no obstacle: crypto/tls takes an error that says "later" for a passing one. Between two agents over TLS a chunk
 // costs 0.81 of what it does with goroutines (200 streams, half of them forwarded, 35.3 to 36.8 against 43.3 to 48.9 µs).
+// Most of its chunks differ from the one before in a word and a few digits (shape.go), and go out as they came in: they are neither
+// read as JSON nor framed anew, and what a chunk needs of an exchange stands together, since it is cold in the cache each time. At 200
+// streams that took the agent's own code from 3.2 to 1.45 µs a chunk, where the kernel takes 17.
 // Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk this costs 0.78 of a
 // goroutine for each stream (200 streams with 10,000 chunks/s in all, 26.0 against 33.6 µs, nginx 22.3, three repetitions) and 0.87 in
 // short streams (1,000 of 16 chunks, handing over included). The wait that keeps its P is what wins: a sketch whose loop

@@ -29,8 +29,16 @@ func (r role) String() string { return [...]string{"entry", "target"}[r] }
 
 // exchange is one request from its head to its end. One goroutine owns it.
 type exchange struct {
-	p     *Proxy
-	role  role
+	// What each chunk of a stream needs stands together: its memory is cold when the chunk comes.
+	pump    pump
+	p       *Proxy
+	watch   *watch // of the attempt under way
+	role    role
+	content bool // content went out, or part of a body
+	begun   bool // content of the attempt under way went out
+	counted int  // pieces of content of that attempt that the account knows
+	sift    sift
+
 	keyed bool // by access
 	in    *RequestHead
 	down  Downstream
@@ -54,7 +62,6 @@ type exchange struct {
 	arrived time.Time
 	life    *life
 	ctx     context.Context // life, or within it
-	watch   *watch          // of the attempt under way
 	first   time.Duration   // most time to the first content; 0 or less = no limit
 	idle    time.Duration   // most silence after it; likewise
 
@@ -89,16 +96,12 @@ type exchange struct {
 	// What the client has got.
 	headOut  bool
 	stream   bool            // the head that went out was a 200 event stream
-	content  bool            // content went out, or part of a body
-	begun    bool            // content of the attempt under way went out
 	mayGoOn  bool            // a broken stream may go on elsewhere, as far as the request goes
 	openTurn bool            // the engine of the first leg took the client's last message for an open turn
 	cont     *continuation   // nil = it has not broken
 	leg      routing.Outcome // of the newest attempt
-	sift     sift
-	pump     pump
-	parked   bool   // the set reads the stream; no goroutine is here until resume
-	unlimit  func() // ends the deadline that the client set; nil = there is none
+	parked   bool            // the set reads the stream; no goroutine is here until resume
+	unlimit  func()          // ends the deadline that the client set; nil = there is none
 
 	firstAt time.Time
 	over    time.Time // when the newest attempt was over
@@ -198,7 +201,7 @@ func (x *exchange) recycle() {
 		s.held, s.out, s.scan.plain = nil, nil, nil
 	}
 	p, rnd, header, out, attempts := x.p, x.rnd, x.header[:0], x.out, x.rec.Attempts[:0]
-	held, rest, plain := s.held[:0], s.out[:0], s.scan.plain[:0]
+	held, rest, plain, form := s.held[:0], s.out[:0], s.scan.plain[:0], s.scan.shape.form[:0]
 	l, spare, b := x.life.renewed(), x.spare, x.body
 	if x.lent || x.cont != nil {
 		b = nil
@@ -206,7 +209,7 @@ func (x *exchange) recycle() {
 	*x = exchange{}
 	x.life, x.spare, x.body = l, spare, b.renewed()
 	x.rnd, x.header, x.out, x.rec.Attempts = rnd, header, out, attempts
-	x.sift.held, x.sift.out, x.sift.scan.plain = held, rest, plain
+	x.sift.held, x.sift.out, x.sift.scan.plain, x.sift.scan.shape.form = held, rest, plain, form
 	p.exchanges.Put(x)
 }
 

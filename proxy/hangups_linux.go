@@ -28,10 +28,10 @@ type hangupSet struct {
 	keeps bool // a P; false: it reads no streams
 
 	mu    sync.Mutex
-	users int    // servers that are open
-	epfd  int    // -1 = not started
-	wake  [2]int // a pipe that ends the wait
-	conns map[int32]hangupEntry
+	users int           // servers that are open
+	epfd  int           // -1 = not started
+	wake  [2]int        // a pipe that ends the wait
+	conns []hangupEntry // by descriptor
 	next  int32
 	done  chan struct{}
 
@@ -43,7 +43,7 @@ type hangupSet struct {
 
 type hangupEntry struct {
 	e   any   // ender or *pump
-	gen int32 // tells a descriptor's lives apart
+	gen int32 // tells a descriptor's lives apart, 1 and more
 }
 
 // busyFrom is how many requests end a rest: one alone is not worth a call.
@@ -77,7 +77,7 @@ func (h *hangups) start() error {
 		_ = syscall.Close(epfd)
 		return err
 	}
-	h.epfd, h.conns, h.done = epfd, make(map[int32]hangupEntry), make(chan struct{})
+	h.epfd, h.done = epfd, make(chan struct{})
 	go h.run(epfd, h.wake[0], h.done)
 	return nil
 }
@@ -115,9 +115,9 @@ func (h *hangups) run(epfd, wake int, done chan struct{}) {
 				continue
 			}
 			h.mu.Lock()
-			e, ok := h.conns[ev.Fd]
+			e := h.entry(ev.Fd)
 			h.mu.Unlock()
-			if !ok || e.gen != ev.Pad {
+			if e.gen != ev.Pad {
 				continue
 			}
 			switch e := e.e.(type) {
@@ -193,11 +193,16 @@ func (h *hangups) take(m *pump) error {
 	if m.secure != nil { // it may have read ahead: that it can be written to is an event at once, and no other one later
 		events |= syscall.EPOLLOUT
 	}
-	if !h.add(int32(s.own), m, events) {
-		s.done()
-		return errNotTaken
+	err := net.ErrClosed
+	if m.out.begin() {
+		if h.add(int32(s.own), m, events) {
+			return nil
+		}
+		err = errNotTaken
+		m.out.done()
 	}
-	return nil
+	s.done()
+	return err
 }
 
 var errNotTaken = errors.New("the stream stays with its goroutine")
@@ -205,8 +210,7 @@ var errNotTaken = errors.New("the stream stays with its goroutine")
 // giveBack lets the stream go on without the set.
 func (h *hangups) giveBack(fd int32, m *pump) {
 	h.mu.Lock()
-	delete(h.conns, fd)
-	_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil)
+	h.remove(fd)
 	h.mu.Unlock()
 	m.back()
 }
@@ -221,7 +225,7 @@ func (m *pump) read(fd int, p []byte, last bool) (more bool) {
 		return m.readTLS(p, last)
 	}
 	for range mostReads {
-		n, _, e := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+		n, _, e := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)), 0, 0, 0)
 		switch {
 		case e == syscall.EAGAIN:
 			return true
@@ -290,21 +294,39 @@ func (h *hangups) watch(nc net.Conn, e ender) bool {
 func (h *hangups) add(fd int32, e any, events uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.conns[fd].e == e {
+	if h.entry(fd).e == e {
 		return true
 	}
 	if h.users == 0 || h.epfd < 0 && h.start() != nil {
 		return false
 	}
 	if h.next++; h.next < 0 {
-		h.next = 0
+		h.next = 1
 	}
 	ev := syscall.EpollEvent{Events: events, Fd: fd, Pad: h.next}
 	if syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_ADD, int(fd), &ev) != nil {
 		return false
 	}
+	if n := int(fd) + 1 - len(h.conns); n > 0 {
+		h.conns = append(h.conns, make([]hangupEntry, n)...)
+	}
 	h.conns[fd] = hangupEntry{e, h.next}
 	return true
+}
+
+// entry is what is known of a descriptor; h.mu is held, as for remove.
+func (h *hangups) entry(fd int32) (e hangupEntry) {
+	if int(fd) < len(h.conns) {
+		e = h.conns[fd]
+	}
+	return e
+}
+
+func (h *hangups) remove(fd int32) {
+	if int(fd) < len(h.conns) { // else they are all gone
+		h.conns[fd] = hangupEntry{}
+	}
+	_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil) // it may be gone already
 }
 
 const epollET = 1 << 31
@@ -317,9 +339,8 @@ func (h *hangups) forget(nc net.Conn, e ender) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.conns[fd].e == e {
-		delete(h.conns, fd)
-		_ = syscall.EpollCtl(h.epfd, syscall.EPOLL_CTL_DEL, int(fd), nil) // it may be gone already
+	if h.entry(fd).e == e {
+		h.remove(fd)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"time"
 
+	"github.com/grapevine-lb/grapevine/proxy/h1"
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
@@ -20,13 +21,17 @@ type pump struct {
 	in     *sock     // its connection
 	secure *tls.Conn // over in; nil = it is plain
 	down   *wireDown
+	out    *sock // its connection
 
-	unsent   bool // what is left of the newest piece must be waited for
-	progress bool // of that piece
-	stop     bool // the engine gave up behind it
+	between  bool      // the next byte begins a chunk
+	same     bool      // the client gets chunks too, and not in records of TLS: what came may go out as it is
+	unsent   bool      // what is left of the newest piece must be waited for
+	progress bool      // of that piece
+	stop     bool      // the engine gave up behind it
+	off      bool      // the set did not take the stream
+	first    int8      // pieces that the goroutine relays before
+	at       time.Time // when the newest piece came
 	err      error
-	off      bool // the set did not take the stream
-	first    int8 // pieces that the goroutine relays before
 
 	end error // why nothing more can be read; nil = it can
 }
@@ -45,7 +50,7 @@ func (x *exchange) pumped(a *attempt, b *wireBody) *pump {
 		return nil
 	}
 	d.sock = out
-	x.pump = pump{x: x, a: a, body: b, in: in, down: d, first: firstPieces}
+	x.pump = pump{x: x, a: a, body: b, in: in, down: d, out: out, first: firstPieces}
 	x.pump.secure, _ = b.c.nc.(*tls.Conn)
 	return &x.pump
 }
@@ -73,6 +78,7 @@ func (m *pump) shed() {
 // an error they stay the caller's, who goes on with it as if they had been given back.
 func (m *pump) park() error {
 	m.unsent, m.stop, m.err, m.end = false, false, nil, nil
+	m.between, m.same = m.body.betweenChunks(), m.down.chunked && !isTLS(m.down.c.nc)
 	err := m.x.p.ends.take(m)
 	if err != nil {
 		m.off = true
@@ -86,12 +92,14 @@ func (m *pump) back() { go m.down.c.unpark() }
 // given is how the set's reading ended.
 func (m *pump) given() error {
 	m.in.done()
+	m.out.done()
 	return m.end
 }
 
 // settle does what the pump could not, after reading ended with err. over: the attempt came to v.
 func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	x, b := m.x, m.body
+	x.count(m.a, m.at)
 	if m.unsent {
 		at := x.watch.pause()
 		m.down.drain()
@@ -115,22 +123,53 @@ func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	return 0, 0, false // the loop hands the stream over again, or finds the body at its end, or closed
 }
 
-// take passes a piece on, as it came from the engine. False ends the pumping.
+// mostUncounted is how many pieces of content the account may not know of: what it has of a request lies elsewhere in memory.
+const mostUncounted = 8
+
+// take passes a piece on, as it came from the engine. False ends the pumping. Most pieces are one chunk with one event, and go out as
+// they came; then neither the engine's nor the client's side of the exchange is looked at.
 func (m *pump) take(p []byte) bool {
-	x, b := m.x, m.body
-	var n int
-	if n, m.err = b.payload(p); n == 0 {
-		return m.err == nil && !b.done
+	x := m.x
+	var data, chunk []byte
+	if m.between {
+		data = h1.OneChunk(p)
+	}
+	if data == nil {
+		b := m.body
+		var n int
+		n, m.err = b.payload(p)
+		m.between = b.betweenChunks()
+		if n == 0 {
+			return m.err == nil && !b.done
+		}
+		data = p[:n]
+	} else if m.same {
+		chunk = p
 	}
 	now := time.Now()
-	pass, progress, stop := x.piece(m.a, x.watch, p[:n], true, now)
+	m.at = now
+	pass, progress, stop := x.piece(m.a, x.watch, data, true, now)
 	m.stop = stop
-	if len(pass) > 0 {
-		m.unsent, m.progress = !m.down.writeNow(pass), progress
-		x.p.metrics.bytesOut.Add(uint64(len(pass)))
+	if x.sift.scan.tokens-x.counted >= mostUncounted {
+		x.count(m.a, now)
 	}
-	if progress && !m.unsent {
+	whole := true
+	var err error
+	switch {
+	case len(pass) == 0:
+	case chunk != nil && len(pass) == len(data) && &pass[0] == &data[0]:
+		whole, err = m.out.writeNow(nil, chunk)
+	default:
+		chunk = nil
+		whole, err = m.down.writeNow(pass)
+	}
+	x.p.metrics.bytesOut.Add(uint64(len(pass)))
+	if !whole || err != nil {
+		m.unsent, m.progress, m.down.err = !whole, progress, err
+		return false
+	}
+	if progress {
 		x.watch.progressAt(now)
 	}
-	return m.err == nil && !m.stop && !m.unsent && !b.done && m.down.err == nil
+	return !m.stop && m.err == nil && (chunk != nil || !m.body.done)
 }

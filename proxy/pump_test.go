@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -66,6 +67,11 @@ func framed(event string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(event)
 
 // pumpFront serves our own HTTP/1.1 in front of the engine at u on a loopback socket.
 func pumpFront(t *testing.T, u *url.URL) (p *Proxy, addr string) {
+	p, _, addr = pumpServer(t, u)
+	return p, addr
+}
+
+func pumpServer(t *testing.T, u *url.URL) (p *Proxy, s *Server, addr string) {
 	tab := routing.NewTable(routing.Member{Boot: 1, Node: "a", Addr: "127.0.0.1:1"})
 	pol, err := routing.NewPolicy("local")
 	require.NoError(t, err)
@@ -75,10 +81,10 @@ func pumpFront(t *testing.T, u *url.URL) (p *Proxy, addr string) {
 	tab.Update(routing.Report{Boot: 1, Seq: 1, State: routing.StateReady, Heartbeat: time.Hour}, time.Now())
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s := p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
+	s = p.ClientServer(NewServer(p.ClientHandler(), nil, nil))
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close(); p.engine.close() })
-	return p, l.Addr().String()
+	return p, s, l.Addr().String()
 }
 
 // pumpPair serves our own HTTP/1.1 in front of a target agent with the engine at u, TLS between the two.
@@ -360,6 +366,34 @@ func TestPumpIsCut(t *testing.T) {
 	_, err = ec.Read(make([]byte, 1))
 	require.Error(t, err, "the engine is hung up on")
 	assert.Zero(t, read(p))
+}
+
+// A silent stream that the set reads ends with its server: nobody but who has the stream closes a descriptor that the set writes to.
+func TestPumpIsClosed(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	e := newRawEngine(t)
+	p, s, addr := pumpServer(t, e.url())
+	c := askStream(t, addr)
+	ec := <-e.conns
+	_, _ = io.WriteString(ec, rawHead)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	for i := range 3 {
+		event := chunk(fmt.Sprint("word ", i))
+		_, _ = io.WriteString(ec, framed(event))
+		_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
+		require.NoError(t, err)
+	}
+	require.NoError(t, s.Close())
+	_, err = io.ReadAll(resp.Body)
+	require.Error(t, err)
+	assert.Zero(t, p.inflight.Load())
+	_ = ec.SetReadDeadline(time.Now().Add(5 * time.Second))
+	_, err = ec.Read(make([]byte, 1))
+	require.Error(t, err)
+	assert.NotErrorIs(t, err, os.ErrDeadlineExceeded, "the engine is hung up on")
 }
 
 // read is how many streams the set reads.

@@ -46,6 +46,7 @@ func (x *exchange) relay(ctx context.Context, a *attempt, w *watch, ans *Answer)
 	}
 	x.sift.scan.wantID = x.class.makes()
 	x.sift.start(format)
+	x.counted = 0
 	bodiless := x.in.Method == methodHead || h.Status == 204 || h.Status == 304 || h.Length == 0
 	if h.Length < 0 && !bodiless && !h.Header.Has("x-accel-buffering") {
 		h.Header.Add("x-accel-buffering", "no")
@@ -133,7 +134,11 @@ func (x *exchange) pieces(ctx context.Context, a *attempt, w *watch, ans *Answer
 					return x.stopped(), routing.OutcomeCancelled
 				}
 			}
-			pass, progress, stop := x.piece(a, w, (*pb)[:n], events, time.Now())
+			now := time.Now()
+			pass, progress, stop := x.piece(a, w, (*pb)[:n], events, now)
+			if events {
+				x.count(a, now)
+			}
 			if x.goesOn() {
 				pass = x.cont.rewrite(pass)
 			}
@@ -209,7 +214,6 @@ func (x *exchange) document(ctx context.Context, a *attempt, w *watch, ans *Answ
 // piece looks at one piece of the body: what of it may go out, whether it is progress, and whether the engine gave up.
 func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.Time) (pass []byte, progress, stop bool) {
 	s := &x.sift
-	before := s.scan.tokens
 	var ev replyEvent
 	switch {
 	case !events:
@@ -228,10 +232,15 @@ func (x *exchange) piece(a *attempt, w *watch, p []byte, events bool, now time.T
 	if ev&eventContent != 0 && !x.begun && (!stop || s.tokens > 0) {
 		x.firstContent(a, w, true, now)
 	}
-	if n := s.scan.tokens - before; n > 0 && a.flight != nil {
+	return pass, ev&eventData != 0, stop
+}
+
+// count tells the account of the content that it has not been told of; the newest came at now.
+func (x *exchange) count(a *attempt, now time.Time) {
+	if n := x.sift.scan.tokens - x.counted; n > 0 && a.flight != nil {
 		a.flight.content(n, now)
 	}
-	return pass, ev&eventData != 0, stop
+	x.counted = x.sift.scan.tokens
 }
 
 // firstContent notes that the answer has begun: from now on it cannot be replayed, and silence has the shorter limit.

@@ -22,8 +22,15 @@ type replyError struct {
 // Anthropic events, whole answers, and the engines' own (llama.cpp, TGI, SGLang, Ollama). Its fields hold the
 // reply so far.
 type replyDoc struct {
-	scan  jsonScan
+	keepText   int    // most bytes of text to keep; 0 = none
+	plainWhole int    // of plain, in whole events
+	plain      []byte // plain text of the answer
+	textLost   bool   // text did not fit
+
 	event replyEvent // of the present document
+	runs  uint8      // pieces of plain text in it, 2 = more than one
+	run   []byte     // the newest
+	scan  jsonScan
 
 	usage     replyUsage
 	finishBuf [32]byte
@@ -37,11 +44,6 @@ type replyDoc struct {
 	nameLen int
 	rich    int // bytes of a container in a delta
 	flat    replyError
-
-	keepText   int    // most bytes of text to keep; 0 = none
-	plain      []byte // plain text of the answer, of whole events up to plainWhole
-	plainWhole int
-	textLost   bool // text did not fit
 }
 
 // maxReplyID is the longest id of a reply, in bytes; a longer one is none of an engine.
@@ -336,13 +338,19 @@ func (d *replyDoc) text(id uint8, b []byte) {
 		d.event |= eventContent | eventRich
 	case textPlain:
 		d.event |= eventContent
-		if d.keepText > 0 {
-			if len(d.plain)+len(b) > d.keepText {
-				d.textLost = true
-				return
-			}
-			d.plain = append(d.plain, b...)
-		}
+		d.run, d.runs = b, min(d.runs+1, 2)
+		d.keep(b)
+	}
+}
+
+// keep keeps plain text.
+func (d *replyDoc) keep(b []byte) {
+	switch {
+	case d.keepText == 0:
+	case len(d.plain)+len(b) > d.keepText:
+		d.textLost = true
+	default:
+		d.plain = append(d.plain, b...)
 	}
 }
 

@@ -7,8 +7,6 @@ const maxHeldEvent = 256 << 10
 // that has begun waits for its end, since no client can use half of one, and since a stream that breaks can then be
 // continued or ended honestly at its boundary. An event that says that the engine gave up stays behind.
 type sift struct {
-	scan replyScan
-
 	held []byte // an event that is not whole yet, from sent on
 	sent int    // bytes of held that are out
 	bad  []byte // the event that was held back for good
@@ -23,6 +21,8 @@ type sift struct {
 	said   int        // bytes of scan.plain that are in events that passed, in this attempt
 	tokens int        // events with content among them
 	went   replyEvent // their union
+
+	scan replyScan
 }
 
 // start makes s ready for the next attempt's stream. Behind a head that is out, events without content that the

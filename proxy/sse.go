@@ -62,17 +62,18 @@ const (
 // replyScan follows a reply on a copy of its bytes: it changes and keeps none of them, and allocates nothing
 // in the steady state. The zero value after start is ready. Not for concurrent use.
 type replyScan struct {
-	replyDoc
+	shape  shape
 	format replyFormat
 	line   lineState
-	field  int  // bytes of "data" matched
+	field  int8 // bytes of "data" matched
 	cr     bool // the last byte was a CR: an LF belongs to it
-	bom    int  // bytes of the byte order mark seen, -1 = past it
-	lines  int  // data lines of the present event
-	marker int  // bytes of [DONE] matched, -1 = other data
+	bom    int8 // bytes of the byte order mark seen, -1 = past it
+	marker int8 // bytes of [DONE] matched, -1 = other data
 	all    replyEvent
+	lines  int // data lines of the present event
 	events int // events with data that have ended, the end marker included
 	tokens int // events with content that have ended: about one token each
+	replyDoc
 }
 
 type lineState uint8
@@ -90,9 +91,9 @@ const doneMarker = "[DONE]"
 // start makes r ready for a reply.
 func (r *replyScan) start(f replyFormat) {
 	r.scan.rest()
-	plain, most, id := r.plain[:0], r.keepText, r.wantID
+	plain, most, id, form := r.plain[:0], r.keepText, r.wantID, r.shape.form[:0]
 	*r = replyScan{} // in place, where a literal would be made aside and copied
-	r.format, r.plain, r.keepText, r.wantID, r.scan.v = f, plain, most, id, &r.replyDoc
+	r.format, r.plain, r.keepText, r.wantID, r.scan.v, r.shape.form = f, plain, most, id, &r.replyDoc, form
 	if f == formatJSON || f == formatLines {
 		r.line = lineData
 	}
@@ -135,6 +136,13 @@ func (r *replyScan) next(p []byte) (int, replyEvent) {
 	case formatOther:
 		return len(p), 0
 	}
+	fresh := r.line == lineStart && r.lines == 0 && !r.cr && r.bom < 0
+	if fresh {
+		if n, text := r.shape.fits(p); n > 0 {
+			return n, r.alike(text)
+		}
+		r.runs = 0
+	}
 	for i := 0; i < len(p); {
 		c := p[i]
 		if r.cr {
@@ -163,7 +171,12 @@ func (r *replyScan) next(p []byte) (int, replyEvent) {
 						r.cr = false
 						i++
 					}
-					return i, r.dispatch()
+					ev := r.dispatch()
+					if fresh && ev == plainEvent && r.runs == 1 && !r.cr {
+						r.shape.learn(p[:i], r.run)
+					}
+					r.run = nil
+					return i, ev
 				}
 				continue
 			case ':':
@@ -174,14 +187,14 @@ func (r *replyScan) next(p []byte) (int, replyEvent) {
 		case lineField:
 			const name = "data"
 			switch {
-			case r.field < len(name) && c == name[r.field]:
+			case r.field < int8(len(name)) && c == name[r.field]:
 				r.field++
 				i++
-			case r.field == len(name) && c == ':':
+			case r.field == int8(len(name)) && c == ':':
 				r.line = lineColon
 				r.startData()
 				i++
-			case r.field == len(name) && (c == '\n' || c == '\r'):
+			case r.field == int8(len(name)) && (c == '\n' || c == '\r'):
 				r.line = lineSkip
 				r.startData()
 			default:
@@ -235,11 +248,11 @@ func (r *replyScan) payload(b []byte) {
 	}
 	r.event |= eventData
 	if r.marker >= 0 && r.format == formatEvents {
-		for r.marker < len(doneMarker) && len(b) > 0 && b[0] == doneMarker[r.marker] {
+		for r.marker < int8(len(doneMarker)) && len(b) > 0 && b[0] == doneMarker[r.marker] {
 			r.marker++
 			b = b[1:]
 		}
-		if len(b) == 0 || r.marker == len(doneMarker) {
+		if len(b) == 0 || r.marker == int8(len(doneMarker)) {
 			return // blanks behind the marker are forgiven
 		}
 		if r.marker > 0 { // starts like the marker and is no object
@@ -254,7 +267,7 @@ func (r *replyScan) payload(b []byte) {
 func (r *replyScan) dispatch() replyEvent {
 	if r.event&eventData != 0 {
 		r.events++
-		if r.marker == len(doneMarker) {
+		if r.marker == int8(len(doneMarker)) {
 			r.event |= eventDone
 		} else {
 			r.endDoc()
@@ -268,6 +281,15 @@ func (r *replyScan) dispatch() replyEvent {
 	r.lines, r.marker = 0, 0
 	r.startDoc()
 	return ev
+}
+
+// alike counts an event of the known shape.
+func (r *replyScan) alike(text []byte) replyEvent {
+	r.events++
+	r.tokens++
+	r.keep(text)
+	r.plainWhole = len(r.plain)
+	return plainEvent
 }
 
 // finish tells that the body has ended, and returns what its last event held. For server-sent events an open

@@ -39,7 +39,6 @@ type wireServerConn struct {
 	over   time.Time // when the last request was; zero = look
 	remote string    // its address
 	peer   uint64    // boot id that its certificate proves
-	raw    net.Conn  // what was accepted; closing it ends nc
 
 	serving atomic.Bool  // a request is here whole, as far as its head goes
 	since   atomic.Int64 // when it was not, ns since 1970

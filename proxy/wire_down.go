@@ -179,10 +179,7 @@ func (d *wireDown) flush() error {
 }
 
 // writeNow writes a piece as far as the client takes it without a wait. False: drain must write the rest.
-func (d *wireDown) writeNow(p []byte) (whole bool) {
-	if d.err != nil {
-		return true
-	}
+func (d *wireDown) writeNow(p []byte) (whole bool, err error) {
 	d.room()
 	if d.chunked {
 		d.out = h1.AppendChunk(d.out, p)
@@ -190,9 +187,9 @@ func (d *wireDown) writeNow(p []byte) (whole bool) {
 		d.out = append(d.out, p...)
 	}
 	t, _ := d.c.nc.(*tls.Conn)
-	whole, d.err = d.sock.writeNow(t, d.out)
+	whole, err = d.sock.writeNow(t, d.out)
 	d.rest()
-	return whole || d.err != nil
+	return whole, err
 }
 
 // drain writes what writeNow could not. Its error sticks.

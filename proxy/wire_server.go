@@ -88,7 +88,7 @@ func (s *Server) Serve(l net.Listener) error {
 			_ = nc.Close()
 			continue
 		}
-		c := &wireServerConn{s: s, nc: fastConn(nc), raw: nc}
+		c := &wireServerConn{s: s, nc: fastConn(nc)}
 		c.since.Store(time.Now().UnixNano())
 		if !s.track(c) {
 			_ = nc.Close()

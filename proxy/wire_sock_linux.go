@@ -34,16 +34,14 @@ type sock struct {
 	seen  waiting
 	lf    func(fd uintptr) // of look
 
-	of    func(fd uintptr) // of writeNow
-	brief bool             // Write does not wait, and keeps what would have to
-	rest  []byte           // what it kept
+	brief bool   // Write does not wait, and keeps what would have to
+	rest  []byte // what it kept
 
-	// A descriptor of the connection that Go's poller does not know, see hangups.take.
 	mu   sync.Mutex
-	left bool // there is one
-	own  int
-	away bool // the set reads from it
+	left bool // it goes on under a descriptor that Go's poller does not know, see hangups.take
+	away bool // the set reads or writes it
 	shut bool // Close has come meanwhile
+	own  int  // the descriptor, while left or away
 
 	ends bool // the other side may have ended behind what can be read
 	dry  bool // all that can be read has been
@@ -189,11 +187,12 @@ func (s *sock) comeBack() error {
 	return err
 }
 
-// begin and done frame the time in which the set reads. False: the connection is closed.
+// begin and done frame the time in which the set reads or writes under the descriptor own: meanwhile nobody closes it. False: the
+// connection is closed.
 func (s *sock) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.away = s.left && !s.shut
+	s.away = !s.shut && (s.left || s.raw.Control(func(fd uintptr) { s.own = int(fd) }) == nil)
 	return s.away
 }
 
@@ -208,18 +207,18 @@ func (s *sock) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !s.left:
-		return s.Conn.Close()
 	case s.away:
 		s.shut = true
-		return syscall.Shutdown(s.own, syscall.SHUT_RD) // the set sees an end, and who waits for it closes
+		return syscall.Shutdown(s.own, syscall.SHUT_RDWR) // the set sees an end, and who waits for it closes
+	case !s.left:
+		return s.Conn.Close()
 	}
 	s.left, s.shut = false, true
 	return syscall.Close(s.own)
 }
 
-// writeNow writes p, through t unless that is nil, as far as it goes without a wait, and so without looking at the deadline.
-// False: drain must write the rest.
+// writeNow writes p, through t unless that is nil, as far as it goes without a wait, and so without looking at the deadline, on a
+// connection that is away. False: drain must write the rest.
 func (s *sock) writeNow(t *tls.Conn, p []byte) (whole bool, err error) {
 	if t == nil {
 		err = s.writeBrief(p)
@@ -244,17 +243,22 @@ func (s *sock) writeBrief(p []byte) error {
 		s.rest = append(s.rest, p...)
 		return nil
 	}
-	if s.of == nil {
-		s.of = func(fd uintptr) { s.write(fd) }
+	for {
+		n, _, e := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(s.own), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
+			syscall.MSG_NOSIGNAL, 0, 0) // cheaper than write, which is for files too
+		switch {
+		case e == 0 && int(n) == len(p):
+			return nil
+		case e == 0:
+			s.rest = append([]byte(nil), p[n:]...)
+			return nil
+		case e == syscall.EAGAIN:
+			s.rest = append([]byte(nil), p...)
+			return nil
+		case e != syscall.EINTR:
+			return &net.OpError{Op: "write", Err: os.NewSyscallError("sendto", e)}
+		}
 	}
-	c := &s.out
-	c.p, c.n, c.err = p, 0, nil
-	err := s.raw.Control(s.of)
-	c.p = nil
-	if err = s.failed("write", c, err); err == nil && c.n < len(p) {
-		s.rest = append([]byte(nil), p[c.n:]...)
-	}
-	return err
 }
 
 // failed is the error of a call: its own, or err.

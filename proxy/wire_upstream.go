@@ -640,6 +640,9 @@ func (b *wireBody) raw(p []byte) (int, error) {
 	return c.nc.Read(p)
 }
 
+// betweenChunks reports whether the next byte begins a chunk.
+func (b *wireBody) betweenChunks() bool { return b.frame.Chunked && b.chunks.AtBoundary() }
+
 // payload moves the payload in p to its beginning and says how much there is.
 func (b *wireBody) payload(p []byte) (int, error) {
 	switch {

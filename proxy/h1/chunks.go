@@ -192,6 +192,21 @@ func (c *Chunks) Next(p []byte) (data []byte, n int, err error) {
 	return nil, i, nil
 }
 
+// OneChunk returns the payload of p if that is exactly one chunk as AppendChunk writes it, else nil. Where a chunk may begin
+// (AtBoundary) it need not be walked.
+func OneChunk(p []byte) []byte {
+	i, n := 0, 0
+	for i < min(len(p), 7) && hexDigit[p[i]] != 0xff {
+		n = n<<4 | int(hexDigit[p[i]])
+		i++
+	}
+	end := i + len("\r\n") + n
+	if n == 0 || p[0] == '0' || len(p) != end+2 || p[i] != '\r' || p[i+1] != '\n' || p[end] != '\r' || p[end+1] != '\n' {
+		return nil
+	}
+	return p[i+2 : end]
+}
+
 var hexDigit = func() (t [256]byte) {
 	for i := range t {
 		t[i] = 0xff

@@ -52,6 +52,17 @@ func TestChunks(t *testing.T) {
 	}
 }
 
+func TestOneChunk(t *testing.T) {
+	for n := 1; n < 300; n++ {
+		p := bytes.Repeat([]byte("a"), n)
+		assert.Equal(t, p, OneChunk(AppendChunk(nil, p)))
+	}
+	for _, in := range []string{"", "5", "5\r\nhello", "5\r\nhello\r", "5\r\nhello\n\n", "05\r\nhello\r\n", "5;a\r\nhello\r\n", "5\nhello\r\n",
+		"0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "4\r\nhello\r\n", "\r\nhello\r\n", "fffffff\r\n", "5 \r\nhello\r\n"} {
+		assert.Nil(t, OneChunk([]byte(in)), "%q", in)
+	}
+}
+
 func TestChunksRefused(t *testing.T) {
 	for name, in := range map[string]string{
 		"no digit":              "\r\nhello",
