@@ -8,10 +8,7 @@ import (
 	"github.com/grapevine-lb/grapevine/routing"
 )
 
-const (
-	pickRing     = 256 // requests remembered
-	pickAttempts = 4   // attempts remembered of each
-)
+const pickRing = 256 // requests remembered
 
 // PickAttempt is one replica that a request was sent to.
 type PickAttempt struct {
@@ -61,18 +58,21 @@ type pickNote struct {
 // pickLog is a ring of the last requests.
 type pickLog struct {
 	mu   sync.Mutex
-	ring [pickRing]PickRecord
-	n    uint64 // records ever written
+	ring [pickRing]struct {
+		PickRecord
+		own [1]PickAttempt // most have one
+	}
+	n uint64 // records ever written
 }
 
+// add writes a record and reads nothing of the one before, which has long left the caches.
 func (l *pickLog) add(r *PickRecord) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	at := &l.ring[l.n%pickRing]
-	own := append(at.Attempts[:0], r.Attempts...) // r's are used again
-	*at = *r
-	at.Attempts = own
+	at.PickRecord = *r
+	at.Attempts = append(at.own[:0], r.Attempts...) // r's are used again
 	l.n++
+	l.mu.Unlock()
 }
 
 // Picks returns the last requests, newest first; with an id only those of that request id.
@@ -82,7 +82,7 @@ func (p *Proxy) Picks(id string) []PickRecord {
 	defer l.mu.Unlock()
 	var out []PickRecord
 	for i := uint64(0); i < min(l.n, pickRing); i++ {
-		r := l.ring[(l.n-1-i)%pickRing]
+		r := l.ring[(l.n-1-i)%pickRing].PickRecord
 		if id == "" || r.ID == id {
 			r.Attempts = slices.Clone(r.Attempts)
 			out = append(out, r)
