@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"mime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -245,7 +246,7 @@ func (p *Peeker) prefix(k *Peek) {
 		return
 	}
 	c := p.first()
-	k.Prefix, k.Ends = make([]uint64, 0, n), make([]uint32, 0, n)
+	k.Prefix, k.Ends = slices.Grow(k.Prefix, n), slices.Grow(k.Ends, n)
 	for i, h := range []*blockHash{&p.tools, &p.system, &p.main} {
 		at := 0
 		for _, b := range h.blocks[:min(len(h.blocks), n-len(k.Prefix))] {

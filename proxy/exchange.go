@@ -202,12 +202,12 @@ func (x *exchange) recycle() {
 	}
 	p, rnd, header, out, attempts := x.p, x.rnd, x.header[:0], x.out, x.rec.Attempts[:0]
 	held, rest, plain, form := s.held[:0], s.out[:0], s.scan.plain[:0], s.scan.shape.form[:0]
-	l, spare, b := x.life.renewed(), x.spare, x.body
+	l, spare, b, prefix, ends := x.life.renewed(), x.spare, x.body, x.peek.Prefix[:0], x.peek.Ends[:0]
 	if x.lent || x.cont != nil {
 		b = nil
 	}
 	*x = exchange{}
-	x.life, x.spare, x.body = l, spare, b.renewed()
+	x.life, x.spare, x.body, x.peek.Prefix, x.peek.Ends = l, spare, b.renewed(), prefix, ends
 	x.rnd, x.header, x.out, x.rec.Attempts = rnd, header, out, attempts
 	x.sift.held, x.sift.out, x.sift.scan.plain, x.sift.scan.shape.form = held, rest, plain, form
 	p.exchanges.Put(x)
@@ -299,6 +299,7 @@ func (x *exchange) read() bool {
 	}
 	k := NewPeeker(x.class.Service, x.in.Header.Get("content-type"), x.in.Header.Get("content-encoding"), x.p.cfg.Salt)
 	defer k.Close()
+	k.peek.Prefix, k.peek.Ends = x.peek.Prefix, x.peek.Ends // memory
 	err := x.body.fill(x.ctx, x.in.Length, func(b []byte) { _, _ = k.Write(b) }, func() bool { return !k.peek.HasModel })
 	switch {
 	case errors.Is(err, errBodyTooLarge):
