@@ -88,13 +88,11 @@ func pumpServer(t *testing.T, u *url.URL) (p *Proxy, s *Server, addr string) {
 }
 
 // pumpPair serves our own HTTP/1.1 in front of a target agent with the engine at u, TLS between the two.
-func pumpPair(t *testing.T, u *url.URL) (entry, target *Proxy, addr string) {
-	var ids [2]*peertls.Identity
-	for i := range ids {
-		var err error
-		ids[i], err = peertls.New(uint64(i+1), [][]byte{tlsKey('a')})
-		require.NoError(t, err)
-	}
+func pumpPair(t *testing.T, u *url.URL) (entry, target *Proxy, ids [2]*peertls.Identity, addr string) {
+	procs := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(procs + 2) // each set keeps one for itself
+	t.Cleanup(func() { runtime.GOMAXPROCS(procs) })
+	ids = twoIdentities(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	member := routing.Member{Boot: 2, Node: "b", Addr: l.Addr().String()}
@@ -117,7 +115,17 @@ func pumpPair(t *testing.T, u *url.URL) (entry, target *Proxy, addr string) {
 		entry.links.closeAll()
 		target.engine.close()
 	})
-	return entry, target, fl.Addr().String()
+	return entry, target, ids, fl.Addr().String()
+}
+
+// twoIdentities are those of boots 1 and 2 under one key.
+func twoIdentities(t *testing.T) (ids [2]*peertls.Identity) {
+	for i := range ids {
+		var err error
+		ids[i], err = peertls.New(uint64(i+1), [][]byte{tlsKey('a')})
+		require.NoError(t, err)
+	}
+	return ids
 }
 
 // overEach runs a test with one agent in front of the engine, and with two and TLS between them.
@@ -129,7 +137,7 @@ func overEach(t *testing.T, test func(t *testing.T, front func(t *testing.T, u *
 		test(t, func(t *testing.T, u *url.URL) string { _, addr := pumpFront(t, u); return addr })
 	})
 	t.Run("two over TLS", func(t *testing.T) {
-		test(t, func(t *testing.T, u *url.URL) string { _, _, addr := pumpPair(t, u); return addr })
+		test(t, func(t *testing.T, u *url.URL) string { _, _, _, addr := pumpPair(t, u); return addr })
 	})
 }
 
@@ -492,11 +500,8 @@ func TestPumpOverTLS(t *testing.T) {
 	if *std {
 		t.Skip("our own HTTP/1.1")
 	}
-	if runtime.GOMAXPROCS(0) < 2 {
-		t.Skip("the set keeps a P for itself")
-	}
 	e := newRawEngine(t)
-	entry, target, addr := pumpPair(t, e.url())
+	entry, target, _, addr := pumpPair(t, e.url())
 	for range 3 {
 		c := askStream(t, addr)
 		ec := <-e.conns
@@ -528,16 +533,45 @@ func TestPumpOverTLS(t *testing.T) {
 	assert.Len(t, entry.links.m[2].up.(*wireUpstream).spare, 1, "one connection served all")
 }
 
+// A silent stream that the sets of two agents read ends when a key leaves the ring of one: its client sees a cut, and both let go of it.
+func TestPumpEndsWithTheKey(t *testing.T) {
+	if *std {
+		t.Skip("our own HTTP/1.1")
+	}
+	for i := range 2 {
+		e := newRawEngine(t)
+		entry, target, ids, addr := pumpPair(t, e.url())
+		c := askStream(t, addr)
+		ec := <-e.conns
+		_, _ = io.WriteString(ec, rawHead)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		require.NoError(t, err)
+		for i := range 5 {
+			event := chunk(fmt.Sprint("word ", i))
+			_, _ = io.WriteString(ec, framed(event))
+			_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
+			require.NoError(t, err)
+		}
+		require.NoError(t, ids[i].SetKeys([][]byte{tlsKey('b')}))
+		rest, err := io.ReadAll(resp.Body)
+		require.Error(t, err)
+		assert.NotContains(t, string(rest), "[DONE]")
+		_, err = ec.Read(make([]byte, 1))
+		require.Error(t, err, "the engine is hung up on")
+		for end := time.Now().Add(5 * time.Second); entry.inflight.Load()+target.inflight.Load() > 0; time.Sleep(time.Millisecond) {
+			require.True(t, time.Now().Before(end))
+		}
+		assert.Zero(t, read(entry)+read(target))
+		assert.Zero(t, ids[0].Open()+ids[1].Open())
+	}
+}
+
 // Records that come in pieces, and many at once, are read without a wait, byte for byte.
 func TestSockUnderTLS(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	ids := [2]*peertls.Identity{}
-	for i := range ids {
-		ids[i], err = peertls.New(uint64(i+1), [][]byte{tlsKey('a')})
-		require.NoError(t, err)
-	}
+	ids := twoIdentities(t)
 	var sent bytes.Buffer
 	accepted := make(chan *tls.Conn, 1)
 	go func() {
