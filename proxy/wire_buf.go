@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"net"
 	"sync"
 
 	"github.com/grapevine-lb/grapevine/proxy/h1"
@@ -101,4 +102,18 @@ func (h *headBuf) drop() {
 		headPieces.Put(h.buf)
 	}
 	*h = headBuf{}
+}
+
+// writeVec writes pieces with as few calls as can be.
+func writeVec(nc net.Conn, vec net.Buffers) error {
+	if s, ok := nc.(*sock); ok {
+		return s.writeVec(vec)
+	}
+	if len(vec) == 1 {
+		_, err := nc.Write(vec[0])
+		return err
+	}
+	all := vec // its place escapes
+	_, err := all.WriteTo(nc)
+	return err
 }

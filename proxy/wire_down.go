@@ -135,7 +135,7 @@ func (d *wireDown) writev(p []byte) error {
 		vec = append(vec, crlf)
 	}
 	d.deadline(time.Now())
-	_, d.err = vec.WriteTo(plainConn(d.c.nc))
+	d.err = writeVec(d.c.nc, vec)
 	d.vec = [3][]byte{}
 	d.rest()
 	return d.err

@@ -37,6 +37,9 @@ type sock struct {
 	brief bool   // Write does not wait, and keeps what would have to
 	rest  []byte // what it kept
 
+	vf  func(fd uintptr) bool // of writeVec
+	vec net.Buffers
+
 	mu   sync.Mutex
 	left bool // it goes on under a descriptor that Go's poller does not know, see hangups.take
 	away bool // the set reads or writes it
@@ -324,25 +327,66 @@ func (s *sock) Write(p []byte) (int, error) {
 	return c.n, s.failed("write", c, err)
 }
 
-// ask sends p and waits until there is something to read. The wait begins before the write, so that the answer cannot come
-// unseen, and no read has to find out that it is not there yet. fresh false, for a connection that was used before: it has
-// ended, or something waits on it that nobody asked for; then nothing was sent.
-func (s *sock) ask(p []byte, used bool) (fresh bool, err error) {
-	c := &s.out
-	c.p, c.n, c.err = p, 0, nil
+// vecPieces is how many pieces go with one call. A body's are as large as shortCall.
+const vecPieces = 4
+
+// writeVec writes pieces.
+func (s *sock) writeVec(vec net.Buffers) error {
+	if s.vf == nil {
+		s.vf = s.writePieces
+	}
+	s.vec, s.out.err = vec, nil
+	err := s.raw.Write(s.vf)
+	s.vec = nil
+	return s.failed("write", &s.out, err)
+}
+
+// writePieces is false where the socket takes no more at once.
+func (s *sock) writePieces(fd uintptr) bool {
+	for len(s.vec) > 0 {
+		var iov [vecPieces]syscall.Iovec
+		n := 0
+		for ; n < min(len(s.vec), vecPieces); n++ {
+			iov[n].Base = unsafe.SliceData(s.vec[n])
+			iov[n].SetLen(len(s.vec[n]))
+		}
+		k, _, e := syscall.RawSyscall(syscall.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&iov)), uintptr(n))
+		switch e {
+		case 0:
+			s.vec = behind(s.vec, int(k))
+		case syscall.EAGAIN:
+			return false
+		case syscall.EINTR:
+		default:
+			s.out.err = e
+			return true
+		}
+	}
+	return true
+}
+
+// behind is what is left of the pieces after their first n bytes.
+func behind(vec net.Buffers, n int) net.Buffers {
+	for len(vec) > 0 && n >= len(vec[0]) {
+		n -= len(vec[0])
+		vec = vec[1:]
+	}
+	if n > 0 {
+		vec[0] = vec[0][n:]
+	}
+	return vec
+}
+
+// ask sends pieces and waits until there is something to read. The wait begins before the write, so that the answer cannot come
+// unseen, and no read has to find out that it is not there yet. There is no wait if the socket does not take all of them at once; it
+// returns what is left. fresh false, for a connection that was used before: it has ended, or something waits on it that nobody
+// asked for; then nothing was sent.
+func (s *sock) ask(vec net.Buffers, used bool) (left net.Buffers, fresh bool, err error) {
+	s.vec, s.out.err = vec, nil
 	s.asked, s.used, s.seen = false, used, waitNothing
 	err = s.raw.Read(s.af)
-	n := c.n
-	c.p = nil
-	switch {
-	case s.seen != waitNothing:
-		return false, nil
-	case err != nil || c.err != nil:
-		err = s.failed("write", c, err)
-	case n < len(p):
-		_, err = s.Write(p[n:]) // more than the kernel takes at once
-	}
-	return true, err
+	left, s.vec = s.vec, nil
+	return left, s.seen == waitNothing, s.failed("write", &s.out, err)
 }
 
 func (s *sock) ask1(fd uintptr) bool {
@@ -355,7 +399,7 @@ func (s *sock) ask1(fd uintptr) bool {
 			return true
 		}
 	}
-	return !s.write(fd) || s.out.err != nil
+	return !s.writePieces(fd) || s.out.err != nil
 }
 
 // look tells what waits on the connection, without taking it.

@@ -17,13 +17,17 @@ type sock struct{ net.Conn }
 
 func (s *sock) lend(*sync.Pool, int) (*[]byte, int, error) { return nil, 0, io.EOF }
 
-func (s *sock) ask([]byte, bool) (fresh bool, err error) { return false, io.EOF }
+func (s *sock) ask(net.Buffers, bool) (left net.Buffers, fresh bool, err error) {
+	return nil, false, io.EOF
+}
 
 func (s *sock) look() waiting { return waitUnknown }
 
 func (s *sock) writeNow(*tls.Conn, []byte) (whole bool, err error) { return false, io.EOF }
 
 func (s *sock) drain() error { return io.EOF }
+
+func (s *sock) writeVec(net.Buffers) error { return io.EOF }
 
 func (s *sock) comeBack() error { return nil }
 

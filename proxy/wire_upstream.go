@@ -69,8 +69,8 @@ var outPieces = sync.Pool{New: func() any { b := make([]byte, 0, headPiece); ret
 // oneWrite is up to which size head and body are put together in one buffer; larger bodies go by writev.
 const oneWrite = 16 << 10
 
-// writeAside is from which size on a body is written by a goroutine of its own, since an engine may answer before it
-// has read all of it.
+// writeAside is from which size on a write of a body that has to wait goes on in a goroutine of its own, since an engine may
+// answer before it has read all of it.
 const writeAside = 256 << 10
 
 // get returns an idle connection, or a new one. The newest is taken, so that a pool larger than the load shrinks. That an
@@ -236,13 +236,13 @@ func (u *wireUpstream) Send(ctx context.Context, r *Outgoing) (*Answer, error) {
 // errStale means that a kept connection had ended, or that something waits on it; nothing was sent.
 var errStale = errors.New("the kept connection has ended")
 
-// write sends the request. A body that is all here goes with the head; another one is written by a goroutine, whose
-// end is told by the channel.
+// write sends the request. A body that is all here goes with the head; what the connection does not take at once of a large one, and
+// one that is still to come, is written by a goroutine, whose end is told by the channel.
 func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 	s, asks := c.nc.(*sock)
 	kept, whole := r.Body.(*bodyReader)
-	whole = whole && r.Length >= 0 && kept.b.complete()
-	asks = asks && (r.Body == nil || whole && r.Length <= oneWrite-headPiece)
+	whole = r.Body == nil || whole && r.Length >= 0 && kept.b.complete()
+	asks = asks && whole
 	if c.used && !asks && !quiet(c.nc) {
 		return nil, errStale
 	}
@@ -254,52 +254,51 @@ func (c *wireConn) write(r *Outgoing) (aside <-chan struct{}, err error) {
 		}
 		outPieces.Put(pb)
 	}()
-	if asks {
-		if whole {
-			for _, blk := range kept.b.blocks {
+	var send func() error
+	if whole {
+		var blocks [][]byte
+		if r.Body != nil {
+			blocks = kept.b.blocks
+		}
+		if !asks && len(b)+int(r.Length) <= oneWrite {
+			for _, blk := range blocks {
 				b = append(b, blk...)
 			}
+			blocks = nil
 		}
-		fresh, err := s.ask(b, c.used)
-		if !fresh {
-			return nil, errStale
-		}
-		closeBody(r)
-		return nil, err
-	}
-	if r.Body == nil {
-		_, err = c.nc.Write(b)
-		return nil, err
-	}
-	if whole && r.Length <= writeAside {
-		defer kept.Close()
-		if len(b)+int(r.Length) <= oneWrite {
-			for _, blk := range kept.b.blocks {
-				b = append(b, blk...)
+		left := append(append(c.vec[:0], b), blocks...)
+		c.vec = left
+		if asks {
+			var fresh bool
+			if left, fresh, err = s.ask(left, c.used); !fresh {
+				return nil, errStale
 			}
-			_, err = c.nc.Write(b)
+		}
+		if err == nil && len(left) > 0 && r.Length <= writeAside {
+			left, err = nil, writeVec(c.nc, left)
+		}
+		if err != nil || len(left) == 0 {
+			clear(c.vec)
+			closeBody(r)
 			return nil, err
 		}
-		c.vec = append(append(c.vec[:0], b), kept.b.blocks...)
-		vec := c.vec
-		_, err = vec.WriteTo(plainConn(c.nc))
-		clear(c.vec)
-		return nil, err
+		if len(left) == len(c.vec) {
+			left[0] = slices.Clone(left[0]) // the head's memory is used again
+		}
+		rest := left
+		send = func() error { // nobody else closes the body, so the blocks stay
+			defer clear(c.vec)
+			return writeVec(c.nc, rest)
+		}
+	} else {
+		head, body, length := slices.Clone(b), r.Body, r.Length // r is used again when the attempt is over
+		send = func() error { return c.writeBody(head, body, length) }
 	}
-	done := make(chan struct{})
-	head := append([]byte(nil), b...)
-	body, length := r.Body, r.Length // r is used again when the attempt is over
+	done, body := make(chan struct{}), r.Body
 	go func() {
 		defer close(done)
 		defer body.Close()
-		var err error
-		if whole { // nobody else closes it, so the blocks stay
-			vec := append(net.Buffers{head}, kept.b.blocks...)
-			_, err = vec.WriteTo(plainConn(c.nc))
-		} else {
-			err = c.writeBody(head, body, length)
-		}
-		if err != nil {
+		if send() != nil {
 			// What was announced did not come: the engine must not wait for the rest of it. Reads go on, for an
 			// early answer.
 			if cw, ok := c.nc.(interface{ CloseWrite() error }); ok {
