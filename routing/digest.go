@@ -96,8 +96,12 @@ func (d *Digest) Match(prefix []uint64) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	depth := 0
+	near := d.head
 	for i, b := range prefix {
-		_, ok := d.index[uint32(b)]
+		n, ok := d.find(uint32(b), near)
+		if ok {
+			near = d.nodes[n].next
+		}
 		fine := b&FineBlock != 0
 		switch {
 		case (ok || d.expected[uint32(b)] > 0) && (depth == i || !fine):
@@ -133,6 +137,7 @@ func (d *Digest) Forgo(prefix []uint64) {
 func (d *Digest) Touch(prefix []uint64, ends []uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	near := noNode
 	for i := len(prefix) - 1; i >= 0; i-- {
 		b, tokens := uint32(prefix[i]), int32(PrefixBlockTokens)
 		if i < len(ends) {
@@ -141,8 +146,9 @@ func (d *Digest) Touch(prefix []uint64, ends []uint32) {
 				tokens -= int32(ends[i-1])
 			}
 		}
-		n, ok := d.index[b]
+		n, ok := d.find(b, near)
 		if ok {
+			near = d.nodes[n].prev
 			d.unlink(n)
 		} else {
 			n = d.put(b, prefix[i]&FineBlock != 0)
@@ -152,6 +158,16 @@ func (d *Digest) Touch(prefix []uint64, ends []uint32) {
 		d.push(n)
 	}
 	d.evict()
+}
+
+// find returns a block's node. The blocks of a prompt lie one behind the other in the list, so the neighbour of the one before is
+// mostly it.
+func (d *Digest) find(b uint32, near int32) (n int32, ok bool) {
+	if near != noNode && d.nodes[near].block == b {
+		return near, true
+	}
+	n, ok = d.index[b]
+	return n, ok
 }
 
 // put adds a block, without tokens and outside of the list.
