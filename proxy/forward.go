@@ -40,8 +40,9 @@ type attempt struct {
 	stop    func() bool // unties it from a context that is no life; nil = it is tied to one
 	ans     *Answer     // under way
 	at      time.Time
-	predict float64 // seconds to the first token, by the pick; 0 = nothing was predicted
-	stages  stages  // what a peer's agent said on the way
+	predict float64         // seconds to the first token, by the pick; 0 = nothing was predicted
+	refusal routing.Outcome // what a refusal by the replica's agent that is passed on counts as; OutcomeOK = its engine answered
+	stages  stages          // what a peer's agent said on the way
 
 	mu    sync.Mutex
 	first bool // the prefill is over, as far as we can tell
@@ -424,6 +425,9 @@ func (x *exchange) judge(a *attempt, ans *Answer) (v verdict, o routing.Outcome,
 	}
 	s, whole := x.keep(ans, reason != "")
 	v, o = x.classifyError(a, s, reason)
+	if reason != "" {
+		a.refusal = o
+	}
 	switch {
 	case v == verdictDone || !whole:
 		if x.headOut {

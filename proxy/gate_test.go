@@ -319,6 +319,9 @@ func TestHeldTooLongIs429(t *testing.T) {
 			assert.NotEmpty(t, resp.Header.Get("Retry-After"))
 			assert.InDelta(t, 300, time.Since(start).Milliseconds(), 20)
 			assert.EqualValues(t, 1, f.metrics(int(order[0]-1)).Gate.TimedOut)
+			// That it waited too long is no 429 of an engine, after which its replica would get nothing for a second.
+			synctest.Wait()
+			assert.Equal(t, routing.OutcomeCancelled.String(), f.agents[0].Picks("")[0].Attempts[0].Result)
 			cancel()
 			f.idle()
 			f.stop()

@@ -323,7 +323,11 @@ func (x *exchange) whole(a *attempt, ans *Answer, o routing.Outcome) (verdict, r
 	if x.down.Finish(trailer) != nil {
 		return x.stopped(), routing.OutcomeCancelled
 	}
-	if o == routing.OutcomeOK {
+	switch {
+	case o != routing.OutcomeOK:
+	case a.refusal != routing.OutcomeOK: // its status is not the engine's
+		o = a.refusal
+	default:
 		o = statusOutcome(ans.Head.Status)
 	}
 	return verdictDone, o
