@@ -51,10 +51,10 @@
 // costs 0.81 of what it does with goroutines (200 streams, half of them forwarded, 35.3 to 36.8 against 43.3 to 48.9 µs).
 // Most of its chunks differ from the one before in a word and a few digits (shape.go), and go out as they came in: they are neither
 // read as JSON nor framed anew, and what a chunk needs of an exchange stands together, since it is cold in the cache each time. At 200
-// streams that took the agent's own code from 3.2 to 1.45 µs a chunk, where the kernel takes 17.
-// Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk this costs 0.78 of a
-// goroutine for each stream (200 streams with 10,000 chunks/s in all, 26.0 against 33.6 µs, nginx 22.3, three repetitions) and 0.87 in
-// short streams (1,000 of 16 chunks, handing over included). The wait that keeps its P is what wins: a sketch whose loop
+// streams that took the agent's own code from 3.1 to 1.6 µs a chunk, where the kernel takes 15 to 17.
+// Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk the thread costs 0.87 of a
+// goroutine for each stream (200 long streams with 10,000 chunks/s in all, 13.3 to 14.5 against 15.6 to 16.6 µs, the latter with
+// GOMAXPROCS=1; three runs each); before the chunks had a short way it was 0.78, and 0.87 in short streams. The wait that keeps its P is what wins: a sketch whose loop
 // went through the scheduler cost 41 µs, and 21 with such a wait. But a P that it keeps is one less for all others: with four agents in
 // one process on two CPUs a first token took 270 ms instead of 50. So it is [Config.StreamThread], which grapevine agent sets with one P more
 // than there are CPUs. Where Go runs one goroutine at a time (GOMAXPROCS=1), and elsewhere than on Linux, streams stay with their goroutines. Requests stay there too: under load Go's poller serves many with one
