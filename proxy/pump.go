@@ -49,7 +49,6 @@ func (x *exchange) pumped(a *attempt, b *wireBody) *pump {
 	if in == nil || out == nil || !d.c.watched { // else a read of its own waits for the client's end
 		return nil
 	}
-	d.sock = out
 	x.pump = pump{x: x, a: a, body: b, in: in, down: d, out: out, first: firstPieces}
 	x.pump.secure, _ = b.c.nc.(*tls.Conn)
 	return &x.pump
@@ -102,7 +101,7 @@ func (m *pump) settle(err error) (v verdict, o routing.Outcome, over bool) {
 	x.count(m.a, m.at)
 	if m.unsent {
 		at := x.watch.pause()
-		m.down.drain()
+		m.down.drain(m.out)
 		x.watch.resume(at, m.progress)
 	}
 	switch {
@@ -161,7 +160,7 @@ func (m *pump) take(p []byte) bool {
 		whole, err = m.out.writeNow(nil, chunk)
 	default:
 		chunk = nil
-		whole, err = m.down.writeNow(pass)
+		whole, err = m.down.writeNow(m.out, pass)
 	}
 	x.p.metrics.bytesOut.Add(uint64(len(pass)))
 	if !whole || err != nil {

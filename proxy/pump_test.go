@@ -346,6 +346,22 @@ func TestPumpLeavesAndComesBack(t *testing.T) {
 	}
 }
 
+// silentStream begins a stream through the agent at addr, which the set reads and which then says nothing more.
+func silentStream(t *testing.T, e *rawEngine, addr string) (resp *http.Response, engine net.Conn) {
+	c := askStream(t, addr)
+	engine = <-e.conns
+	_, _ = io.WriteString(engine, rawHead)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	for i := range 3 {
+		event := chunk(fmt.Sprint("word ", i))
+		_, _ = io.WriteString(engine, framed(event))
+		_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
+		require.NoError(t, err)
+	}
+	return resp, engine
+}
+
 // A silent stream that the set reads ends with the agent's drain timeout, and its client sees that it is not whole.
 func TestPumpIsCut(t *testing.T) {
 	if *std {
@@ -353,17 +369,7 @@ func TestPumpIsCut(t *testing.T) {
 	}
 	e := newRawEngine(t)
 	p, addr := pumpFront(t, e.url())
-	c := askStream(t, addr)
-	ec := <-e.conns
-	_, _ = io.WriteString(ec, rawHead)
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	require.NoError(t, err)
-	for i := range 3 {
-		event := chunk(fmt.Sprint("word ", i))
-		_, _ = io.WriteString(ec, framed(event))
-		_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
-		require.NoError(t, err)
-	}
+	resp, ec := silentStream(t, e, addr)
 	p.Cut()
 	rest, err := io.ReadAll(resp.Body)
 	require.Error(t, err)
@@ -386,19 +392,9 @@ func TestPumpIsClosed(t *testing.T) {
 	}
 	e := newRawEngine(t)
 	p, s, addr := pumpServer(t, e.url())
-	c := askStream(t, addr)
-	ec := <-e.conns
-	_, _ = io.WriteString(ec, rawHead)
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	require.NoError(t, err)
-	for i := range 3 {
-		event := chunk(fmt.Sprint("word ", i))
-		_, _ = io.WriteString(ec, framed(event))
-		_, err = io.ReadFull(resp.Body, make([]byte, len(event)))
-		require.NoError(t, err)
-	}
+	resp, ec := silentStream(t, e, addr)
 	require.NoError(t, s.Close())
-	_, err = io.ReadAll(resp.Body)
+	_, err := io.ReadAll(resp.Body)
 	require.Error(t, err)
 	assert.Zero(t, p.inflight.Load())
 	_ = ec.SetReadDeadline(time.Now().Add(5 * time.Second))

@@ -147,10 +147,6 @@ type body struct {
 	reader1 bodyReader
 }
 
-func newBody(src io.Reader, limit, keep int64, budget *replayBudget) *body {
-	return new(body).begin(src, limit, keep, budget)
-}
-
 // begin makes b, which is new, the body that src brings.
 func (b *body) begin(src io.Reader, limit, keep int64, budget *replayBudget) *body {
 	b.src, b.limit, b.keep, b.budget = src, limit, keep, budget

@@ -14,6 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func newBody(src io.Reader, limit, keep int64, budget *replayBudget) *body {
+	return new(body).begin(src, limit, keep, budget)
+}
+
 func never() bool { return false }
 
 func TestBodyIsKeptAndReadAgain(t *testing.T) {

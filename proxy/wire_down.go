@@ -18,7 +18,6 @@ type wireDown struct {
 	c        *wireServerConn
 	out      []byte  // what is to be written next
 	pb       *[]byte // its memory
-	sock     *sock   // of a stream that is pumped
 	vec      [3][]byte
 	chunked  bool
 	old      bool // the client speaks HTTP/1.0
@@ -178,8 +177,8 @@ func (d *wireDown) flush() error {
 	return d.err
 }
 
-// writeNow writes a piece as far as the client takes it without a wait. False: drain must write the rest.
-func (d *wireDown) writeNow(p []byte) (whole bool, err error) {
+// writeNow writes a piece over s as far as the client takes it without a wait. False: drain must write the rest.
+func (d *wireDown) writeNow(s *sock, p []byte) (whole bool, err error) {
 	d.room()
 	if d.chunked {
 		d.out = h1.AppendChunk(d.out, p)
@@ -187,15 +186,15 @@ func (d *wireDown) writeNow(p []byte) (whole bool, err error) {
 		d.out = append(d.out, p...)
 	}
 	t, _ := d.c.nc.(*tls.Conn)
-	whole, err = d.sock.writeNow(t, d.out)
+	whole, err = s.writeNow(t, d.out)
 	d.rest()
 	return whole, err
 }
 
 // drain writes what writeNow could not. Its error sticks.
-func (d *wireDown) drain() {
+func (d *wireDown) drain(s *sock) {
 	d.deadline(time.Now())
-	d.err = d.sock.drain()
+	d.err = s.drain()
 }
 
 // deadline renews the write deadline now and then: setting it for each chunk would cost more than the chunk.
