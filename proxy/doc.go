@@ -54,11 +54,12 @@
 // streams that took the agent's own code from 3.1 to 1.6 µs a chunk, where the kernel takes 15 to 17.
 // Go's poller must not know these connections, or each chunk would wake a second thread. Per chunk the thread costs 0.87 of a
 // goroutine for each stream (200 long streams with 10,000 chunks/s in all, 13.3 to 14.5 against 15.6 to 16.6 µs, the latter with
-// GOMAXPROCS=1; three runs each); before the chunks had a short way it was 0.78, and 0.87 in short streams. The wait that keeps its P is what wins: a sketch whose loop
-// went through the scheduler cost 41 µs, and 21 with such a wait. But a P that it keeps is one less for all others: with four agents in
-// one process on two CPUs a first token took 270 ms instead of 50. So it is [Config.StreamThread], which grapevine agent sets with one P more
-// than there are CPUs. Where Go runs one goroutine at a time (GOMAXPROCS=1), and elsewhere than on Linux, streams stay with their goroutines. Requests stay there too: under load Go's poller serves many with one
-// call, and to change the thread would cost them more.
+// GOMAXPROCS=1; three runs each); before the chunks had a short way it was 0.78, and 0.87 in short streams. The wait that keeps its P
+// is what wins: a sketch whose loop went through the scheduler cost 41 µs, and 21 with such a wait. But a P that it keeps is one less
+// for all others: with four agents in one process on two CPUs a first token took 270 ms instead of 50. So it is [Config.StreamThread],
+// which grapevine agent sets with one P more than there are CPUs. Where Go runs one goroutine at a time (GOMAXPROCS=1), and elsewhere
+// than on Linux, streams stay with their goroutines. Requests stay there too: under load Go's poller serves many with one call, and to
+// change the thread would cost them more.
 //
 // Exchanges, heads and answers lie in memory that is used again, a silent stream holds no buffer, and one timer serves an
 // exchange after another. A silent stream of the thread costs 9 to 11 KB (1,000 of them at once): no stack, 6.5 KB of connections, heads
